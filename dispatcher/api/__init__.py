@@ -1,0 +1,1 @@
+"""The HTTP face of the control plane: Ray's Jobs API, our own /v1, webhooks, health and metrics."""

@@ -1,0 +1,251 @@
+"""The durable memory of the control plane: values, and the interface that both stores keep.
+
+A change and its event row are one transaction with a compare on the old state. Values here are frozen dataclasses; only
+`sql.py` knows rows. Signals have a store of their own (signals.store).
+"""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Protocol
+
+from policies.world import Flexibility, JobState
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What Ray's ``POST /api/jobs/`` carried, without the id; kept verbatim so that every attempt gets the same."""
+
+    entrypoint: str
+    runtime_env: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    entrypoint_num_cpus: float | None = None
+    entrypoint_num_gpus: float | None = None
+    entrypoint_memory: int | None = None
+    entrypoint_resources: Mapping[str, float] | None = None
+    entrypoint_label_selector: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One job. ``seq`` is the number of the last event of the whole store that changed it: whoever remembers the highest
+    seq it has seen can ask for what changed since. ``progress_s`` is run time that a saved checkpoint makes durable.
+    ``energy_kwh``, ``cost`` (in ``cost_currency``) and ``carbon_kg`` are None until known."""
+
+    id: str
+    request: Request
+    flex: Flexibility
+    state: JobState
+    state_since: datetime
+    submitted_at: datetime
+    reason: str = ""
+    seq: int = 0
+    region: str | None = None
+    attempt: int = 0
+    planned_region: str | None = None
+    planned_start_at: datetime | None = None
+    held: bool = False
+    cancel_requested_at: datetime | None = None
+    pause_requested_at: datetime | None = None
+    checkpoint_saved_at: datetime | None = None
+    checkpoint_misses: int = 0
+    not_before_at: datetime | None = None
+    progress_s: float = 0.0
+    pauses: int = 0
+    started_at: datetime | None = None
+    run_started_at: datetime | None = None
+    finished_at: datetime | None = None
+    error_type: str | None = None
+    exit_code: int | None = None
+    energy_kwh: float | None = None
+    cost: float | None = None
+    cost_currency: str | None = None
+    carbon_kg: float | None = None
+    has_result: bool = False
+    deleted_at: datetime | None = None
+    owner: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One try at a job on one cluster. ``submission_id`` is ``<job id>-<attempt>``; ``ray_session`` is the session_name of
+    the cluster that took it (None until known). ``outcome``: succeeded, failed, stopped, lost, refused; None while it lives."""
+
+    job_id: str
+    attempt: int
+    region: str
+    submission_id: str
+    launched_at: datetime
+    ray_session: str | None = None
+    accepted_at: datetime | None = None
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    outcome: str | None = None
+    message: str = ""
+    deleted_upstream: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class JobEvent:
+    """One change of one job, in the order of ``seq``. ``kind``: submitted, state, intent, plan, checkpoint, note, result."""
+
+    seq: int
+    job_id: str
+    at: datetime
+    kind: str
+    old_state: JobState | None
+    new_state: JobState
+    reason: str
+    attempt: int = 0
+    region: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change to one job, written with its event or not at all.
+
+    ``expect`` is the state it was decided on (None: any unfinished state); ``expect_attempt`` likewise. ``to`` None leaves
+    the state. ``fields`` are new values of Job's fields (never id, seq or state). ``new_attempt`` starts an attempt (the
+    database refuses a second live one); ``attempt_fields`` changes the fields of the job's current attempt."""
+
+    job_id: str
+    at: datetime
+    kind: str
+    reason: str
+    expect: JobState | None = None
+    expect_attempt: int | None = None
+    to: JobState | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    new_attempt: Attempt | None = None
+    attempt_fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class GridEvent:
+    """A limit that somebody outside asked for, from receipt to its end. Identity is (source, event_id); a higher
+    ``version`` replaces a lower one. ``cancelled`` ends it. ``end`` None is open until released."""
+
+    source: str
+    event_id: str
+    version: int
+    region: str
+    start: datetime
+    end: datetime | None
+    limit_w: float
+    received_at: datetime
+    reason: str = ""
+    cancelled: bool = False
+    test: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """An API token; only its SHA-256 (hex) is stored."""
+
+    name: str
+    sha256: str
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One page of jobs, newest submission first; pass ``next_cursor`` on for the next (None: the last page)."""
+
+    jobs: tuple[Job, ...]
+    next_cursor: str | None
+
+
+class Store(Protocol):
+    """What the dispatcher needs of a database. All methods may be called from any thread.
+
+    Writes are grouped: many callers share one commit, and a Future resolves only after that commit is durable. The Future
+    raises AlreadyExists, NotFound, StaleState, IllegalMove or StoreUnavailable. In a batch each item succeeds or fails
+    alone: ``apply`` resolves to a list with a Job or an exception a change, in order.
+    """
+
+    def add_job(self, job: Job, reason: str, attempt: Attempt | None = None) -> "Future[Job]":
+        """Store a new job with its ``submitted`` event, and, when ``attempt`` is given, at once in ``launching`` with that
+        attempt (two events, one transaction). Raises AlreadyExists for a used id (deleted ids too: ids are never reused)."""
+        ...
+
+    def apply(self, changes: Sequence[Change]) -> "Future[list[Job | Exception]]":
+        """Write changes, each with its event, each with compare-and-set."""
+        ...
+
+    def job(self, job_id: str) -> Job | None:
+        """One job, or None."""
+        ...
+
+    def jobs_changed_since(self, seq: int) -> tuple[list[Job], int]:
+        """Jobs whose seq is higher, and the highest seq there is. With ``seq`` 0: every unfinished job."""
+        ...
+
+    def ray_jobs(self, ended_limit: int = 1000) -> list[Job]:
+        """Every unfinished job and the latest ``ended_limit`` ended ones, not those deleted; newest first."""
+        ...
+
+    def page(self, *, state: JobState | None = None, team: str | None = None, cursor: str | None = None, limit: int = 100) -> Page:
+        """A page of jobs that are not deleted. Raises BadInput for a cursor it did not give out."""
+        ...
+
+    def counts(self) -> dict[JobState, int]:
+        """Jobs by state."""
+        ...
+
+    def events(self, job_id: str) -> list[JobEvent]:
+        """A job's events in order."""
+        ...
+
+    def attempts(self, job_id: str) -> list[Attempt]:
+        """A job's attempts in order."""
+        ...
+
+    def live_attempts(self) -> list[Attempt]:
+        """Attempts that have not ended, of all jobs."""
+        ...
+
+    def ended_attempts_upstream(self, region: str, before: datetime, limit: int = 100) -> list[Attempt]:
+        """Attempts that ended before ``before`` and were not yet deleted on their cluster."""
+        ...
+
+    def mark_deleted_upstream(self, submission_ids: Sequence[str]) -> "Future[None]":
+        """Remember that these attempts were deleted on their cluster."""
+        ...
+
+    def save_grid_event(self, event: GridEvent, message_id: str | None) -> "Future[str]":
+        """Store a grid event durably. Resolves to "accepted", "duplicate" (this message id from this source was seen, or
+        this version is held already) or "stale" (a higher version is held). The receipt is kept for duplicates either way."""
+        ...
+
+    def grid_events(self, *, ended_after: datetime | None = None) -> list[GridEvent]:
+        """Latest version of each event; with ``ended_after`` only those open, or ending after it, and not cancelled."""
+        ...
+
+    def add_token(self, token: Token) -> "Future[None]":
+        """Store a token; raises AlreadyExists for a used name."""
+        ...
+
+    def revoke_token(self, name: str) -> "Future[None]":
+        """Remove a token; raises NotFound."""
+        ...
+
+    def tokens(self) -> list[Token]:
+        """All tokens."""
+        ...
+
+    def setting(self, key: str) -> str | None:
+        """A small value of the control plane's own, such as the origin of a replay."""
+        ...
+
+    def set_setting(self, key: str, value: str) -> "Future[None]":
+        """Store such a value."""
+        ...
+
+    def healthy(self) -> bool:
+        """Whether a trivial read works now."""
+        ...
+
+    def close(self) -> None:
+        """Finish pending writes and let go of the database."""
+        ...

@@ -1,0 +1,286 @@
+"""The picture of the world that policies decide on, and the actions they may return.
+
+Everything here is a frozen value. Nothing here knows of clocks, databases or Ray; whoever builds a World fills it from one
+reading of the store and of the last observations, and does not peek again.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+
+from signals.series import SlotSeries
+
+
+class JobState(StrEnum):
+    """States of a job; the edges between them, with their reasons, stand in dispatcher.states."""
+
+    QUEUED = "queued"
+    LAUNCHING = "launching"
+    RUNNING = "running"
+    PAUSING = "pausing"
+    PAUSED = "paused"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+ENDED = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
+#: States in which an attempt occupies (or may occupy) a cluster.
+PLACED = frozenset({JobState.LAUNCHING, JobState.RUNNING, JobState.PAUSING})
+
+
+class Pausable(StrEnum):
+    """Whether a running job may be interrupted, and how."""
+
+    NO = "no"
+    CHECKPOINT = "checkpoint"
+    FREEZE = "freeze"
+
+
+@dataclass(frozen=True, slots=True)
+class Flexibility:
+    """What a job's owner allows, parsed from its ``gridshift.*`` metadata (see policies.flexibility).
+
+    ``flexible`` is False for a job without any such metadata: it starts at once and is never moved or paused.
+    Times are aware UTC, durations seconds, power W (the whole job's mean draw), data GB.
+    ``runtime_s`` is always filled (the configured default when the owner gave none; ``runtime_given`` tells).
+    ``regions`` empty means any region.
+    """
+
+    flexible: bool
+    deadline_at: datetime | None
+    earliest_at: datetime | None
+    runtime_s: float
+    runtime_given: bool
+    gpus: float
+    power_w: float
+    pausable: Pausable = Pausable.NO
+    checkpoint_s: float = 60.0
+    restart_s: float = 60.0
+    regions: tuple[str, ...] = ()
+    data_gb: float = 0.0
+    data_region: str | None = None
+    tier: str = "flex-0"
+    priority: int = 0
+    group: str | None = None
+    team: str | None = None
+    max_price: float | None = None
+    max_carbon: float | None = None
+    min_cap: float | None = None
+    gpu_types: Mapping[str, float] = field(default_factory=dict)
+    freeze_max_s: float | None = None
+    max_attempts: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """One unfinished job as policies see it.
+
+    ``remaining_s`` is expected run time still to do at the last durable progress (full run time when never started).
+    ``run_started_at`` is when the current attempt began to run (None when it is not running).
+    ``region`` is where the current or last attempt ran. ``held`` means its owner paused it. ``checkpoint_misses`` counts
+    checkpoint requests that the job left unanswered, ``last_pause_asked_at`` when the last one was made.
+    """
+
+    id: str
+    state: JobState
+    state_since: datetime
+    submitted_at: datetime
+    flex: Flexibility
+    remaining_s: float
+    region: str | None = None
+    run_started_at: datetime | None = None
+    attempt: int = 0
+    held: bool = False
+    cancel_requested: bool = False
+    pause_requested: bool = False
+    checkpoint_saved: bool = False
+    checkpoint_misses: int = 0
+    last_pause_asked_at: datetime | None = None
+    not_before_at: datetime | None = None
+    reason: str = ""
+    planned_region: str | None = None
+    planned_start_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RegionView:
+    """One region as policies see it.
+
+    ``reachable`` False means its cluster did not answer lately: what runs there is unknown and nothing new is sent there.
+    ``gpus`` is the number of GPUs that batch may use (None: not known, then GPUs do not limit). ``max_jobs`` bounds the
+    jobs placed at once (None: no bound). ``power_limit_w`` is the standing site limit in W (None: none). ``price`` is in
+    ``currency``/MWh, ``carbon`` in gCO2e/kWh; each is None when the region has no such signal. ``fx`` converts one unit of
+    ``currency`` into the planning currency. ``bypass_w`` is draw that does not come from gridshift's jobs.
+    """
+
+    name: str
+    reachable: bool
+    gpus: float | None
+    max_jobs: int | None
+    power_limit_w: float | None
+    price: SlotSeries | None
+    carbon: SlotSeries | None
+    currency: str = "EUR"
+    fx: float = 1.0
+    pue: float = 1.0
+    carbon_kind: str = "carbon_average"
+    bypass_w: float = 0.0
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """A power limit on a region over ``[start, end)``; ``end`` None is open, until released."""
+
+    region: str
+    start: datetime
+    end: datetime | None
+    limit_w: float
+    event_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShiftWindow:
+    """One occurrence of a ``[[shift]]`` rule: in ``[start, end)`` flexible work of ``source`` belongs in ``target``."""
+
+    name: str
+    source: str
+    target: str
+    start: datetime
+    end: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the operator set for planning. ``carbon_price`` is planning currency per tonne CO2e; ``move_cost_per_gb`` is
+    planning currency per GB; ``move_gb_per_s`` is the transfer rate assumed between regions."""
+
+    slot_s: int = 900
+    horizon_s: int = 48 * 3600
+    currency: str = "EUR"
+    carbon_price: float = 0.0
+    move_cost_per_gb: float = 0.02
+    move_gb_per_s: float = 0.1
+    default_region: str | None = None
+    min_chunk_s: float = 900.0
+    late_cost_per_h: float = 1000.0
+    runtime_slack: float = 0.1
+    checkpoint_retry_s: float = 600.0
+    deadline_margin_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """A placement that the plan considered and did not choose; costs are in the planning currency."""
+
+    region: str
+    start_at: datetime
+    cost: float | None
+    why_not: str
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """When and where the plan would run a job. ``cost`` is energy, carbon at its price, moving and restarting, in the
+    planning currency (None when no price is known); ``run_now_cost`` is the same for starting at once."""
+
+    job_id: str
+    region: str
+    intervals: tuple[tuple[datetime, datetime], ...]
+    cost: float | None
+    energy_kwh: float
+    carbon_kg: float | None
+    late_s: float
+    reason: str
+    run_now_cost: float | None = None
+    alternatives: tuple[Alternative, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What we would do from ``made_at`` on; disposable, made anew as truth arrives. ``bound`` is a proven lower bound on
+    ``objective`` (planning currency) and ``gap`` their relative difference."""
+
+    made_at: datetime
+    horizon_end: datetime
+    slot_s: int
+    placements: Mapping[str, Placement]
+    unplaced: Mapping[str, str]
+    objective: float
+    bound: float | None = None
+    gap: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Everything a decision may look at, as known at ``now``."""
+
+    now: datetime
+    jobs: tuple[JobView, ...]
+    regions: tuple[RegionView, ...]
+    budgets: tuple[Budget, ...] = ()
+    shifts: tuple[ShiftWindow, ...] = ()
+    settings: Settings = Settings()
+    plan: Plan | None = None
+
+
+# --- actions: small values that the dispatcher performs, each with its sentence -----------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Start a queued or paused job in ``region`` now."""
+
+    job_id: str
+    region: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AskCheckpoint:
+    """Move a running job to ``pausing``: ask it to save a checkpoint, then stop it."""
+
+    job_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopAttempt:
+    """Stop the attempt of a job that is being cancelled."""
+
+    job_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndCancelled:
+    """End a job that holds no cluster (queued or paused) as cancelled."""
+
+    job_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Keep a queued or paused job waiting (or say something new of a placed one): only its sentence and planned start
+    change."""
+
+    job_id: str
+    reason: str
+    planned_region: str | None = None
+    planned_start_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """Something an operator must know: a limit that cannot be met, with the shortfall and what would meet it."""
+
+    key: str
+    region: str | None
+    sentence: str
+
+
+Action = Launch | AskCheckpoint | StopAttempt | EndCancelled | Hold | Alarm

@@ -1,0 +1,1 @@
+"""Signals: what power costs and emits, when, and how well that is known. Imports nothing else of gridshift."""

@@ -1,0 +1,1 @@
+"""The operator's console: a Streamlit page that speaks HTTP to the control plane and knows nothing else of it."""
