@@ -45,7 +45,13 @@ class NotTheLeader(GridshiftError):
 
 
 class ClusterUnreachable(GridshiftError):
-    """The cluster did not answer; whether it acted is unknown."""
+    """The cluster did not answer; whether it acted is unknown.
+
+    ``maybe_sent`` is False only where the request certainly never left (no connection could be made)."""
+
+    def __init__(self, message: str | None = None, *, maybe_sent: bool = True) -> None:
+        super().__init__(message or "The cluster did not answer; whether it acted is unknown.")
+        self.maybe_sent = maybe_sent
 
 
 class LaunchRefused(GridshiftError):

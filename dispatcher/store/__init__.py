@@ -105,9 +105,10 @@ class JobEvent:
 class Change:
     """A change to one job, written with its event or not at all.
 
-    ``expect`` is the state it was decided on (None: any unfinished state); ``expect_attempt`` likewise. ``to`` None leaves
-    the state. ``fields`` are new values of Job's fields (never id, seq or state). ``new_attempt`` starts an attempt (the
-    database refuses a second live one); ``attempt_fields`` changes the fields of the job's current attempt."""
+    ``expect`` is the state it was decided on (None: any unfinished state); ``expect_attempt`` likewise, and ``expect_seq`` is
+    the exact version of the job where any other change in between would make this one wrong. ``to`` None leaves the state.
+    ``fields`` are new values of Job's fields (never id, seq or state). ``new_attempt`` starts an attempt (the database refuses
+    a second live one); ``attempt_fields`` changes the fields of the job's current attempt."""
 
     job_id: str
     at: datetime
@@ -115,6 +116,7 @@ class Change:
     reason: str
     expect: JobState | None = None
     expect_attempt: int | None = None
+    expect_seq: int | None = None
     to: JobState | None = None
     fields: Mapping[str, Any] = field(default_factory=dict)
     new_attempt: Attempt | None = None
@@ -185,7 +187,9 @@ class Store(Protocol):
         """Every unfinished job and the latest ``ended_limit`` ended ones, not those deleted; newest first."""
         ...
 
-    def page(self, *, state: JobState | None = None, team: str | None = None, cursor: str | None = None, limit: int = 100) -> Page:
+    def page(
+        self, *, state: JobState | None = None, team: str | None = None, cursor: str | None = None, limit: int = 100
+    ) -> Page:
         """A page of jobs that are not deleted. Raises BadInput for a cursor it did not give out."""
         ...
 

@@ -1,0 +1,90 @@
+"""JSON as the API takes it: bounded depth, finite numbers, text that every database and every cluster can hold.
+
+It knows nothing of what the values mean.
+"""
+
+import json
+import math
+from typing import Any
+
+from dispatcher.errors import BadInput
+
+#: Deeper than anything that makes sense in a runtime_env, far below what exhausts a stack.
+MAX_DEPTH = 64
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"the number {text[:40]} is too large")
+    return number
+
+
+def _no_constant(text: str) -> Any:
+    raise ValueError(f"{text} is no JSON number")
+
+
+_decoder = json.JSONDecoder(parse_float=_finite, parse_constant=_no_constant)
+
+
+def parse(body: bytes) -> Any:
+    """The value of a JSON body. Raises BadInput with what is wrong and where."""
+    try:
+        text = body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise BadInput([("body", f"byte {error.start}", "must be UTF-8 text")]) from None
+    if "[" * 1 in text or text.count("{") > MAX_DEPTH:
+        _check_depth(text)
+    try:
+        value = _decoder.decode(text)
+    except (ValueError, RecursionError) as error:
+        raise BadInput([("body", text[:80], f"must be JSON: {error}")]) from None
+    if "\\u" in text:
+        _check_text(value)
+    return value
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """The same, for a body that must be a JSON object."""
+    value = parse(body)
+    if not isinstance(value, dict):
+        raise BadInput([("body", type(value).__name__, "must be a JSON object")])
+    return value
+
+
+def _check_depth(text: str) -> None:
+    if text.count("{") + text.count("[") <= MAX_DEPTH:
+        return
+    depth = deepest = 0
+    in_string = escaped = False
+    for char in text:
+        if in_string:
+            if escaped:
+                escaped = False
+            elif char == "\\":
+                escaped = True
+            elif char == '"':
+                in_string = False
+        elif char == '"':
+            in_string = True
+        elif char in "{[":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif char in "}]":
+            depth -= 1
+        if deepest > MAX_DEPTH:
+            raise BadInput([("body", f"nested deeper than {MAX_DEPTH}", "nest less")])
+
+
+def _check_text(value: Any) -> None:
+    """Escapes can smuggle in what no UTF-8 body can hold: NUL and halves of surrogate pairs."""
+    if isinstance(value, str):
+        if "\x00" in value or any("\ud800" <= char <= "\udfff" for char in value):
+            raise BadInput([("body", value[:80], "must not contain NUL characters or unpaired surrogates")])
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            _check_text(key)
+            _check_text(item)
+    elif isinstance(value, list):
+        for item in value:
+            _check_text(item)

@@ -1,0 +1,912 @@
+"""The ``gridshift`` command: words on a terminal to calls of the client, the configuration and the long-running parts.
+
+It decides nothing and checks little: the control plane says what is wrong with an input, and this shows it. Everything but
+click is imported inside the commands, so that the command starts at once.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from dispatcher.client import Client, Job
+    from dispatcher.config import Config
+    from dispatcher.store import Store
+
+BAD_INPUT, FAILURE, INTERRUPTED = 2, 1, 130
+#: Statuses of the API that mean: what you gave is wrong.
+_INPUT_STATUSES = frozenset({None, 400, 413, 422})
+
+#: Metadata keys of a job's flexibility, each a flag of ``submit``, with its help.
+FLEXIBILITY = {
+    "deadline": "must be finished by: a time (ISO 8601 with offset) or a duration from now, such as 8h",
+    "earliest": "do not start before: a time or a duration from now",
+    "runtime": "expected run time, such as 90m",
+    "gpus": "GPUs the whole job uses",
+    "power_w": "expected mean draw of the whole job while it runs, W",
+    "pausable": "no, checkpoint or freeze",
+    "checkpoint_s": "time it needs to write a checkpoint when asked",
+    "restart_s": "time lost when it resumes",
+    "min_cap": "lowest power cap it accepts, as a fraction of the GPU's default limit",
+    "regions": "allowed regions, comma separated",
+    "data_gb": "data that moves with the job, GB",
+    "data_region": "region in which that data lies",
+    "tier": "flex-0 (never touched) to flex-3",
+    "priority": "order among equals, an integer",
+    "group": "jobs of one kind; run times are learned by group",
+    "team": "who it is reported under",
+    "max_price": "never run while power costs more, currency/MWh",
+    "max_carbon": "never run while power emits more, gCO2e/kWh",
+    "gpu_types": "acceptable GPU types with relative speed: H100:1,A100:0.45",
+    "freeze_max_s": "longest freeze it stands",
+    "max_attempts": "attempts after losses",
+}
+
+
+# --- how commands speak -------------------------------------------------------------------------------------------
+
+
+def _fail(error: Exception, code: int) -> NoReturn:
+    click.echo(f"gridshift: {error}", err=True)
+    raise click.exceptions.Exit(code)
+
+
+def _problems(error: Any, code: int) -> NoReturn:
+    """Show an error that lists problems: one line each, ``field: value: remedy``."""
+    from dispatcher.client import problem_line
+
+    lines = [problem_line(p) for p in error.problems]
+    for line in lines or [f"gridshift: {error.message}"]:
+        click.echo(line, err=True)
+    raise click.exceptions.Exit(code)
+
+
+class Commands(click.Group):
+    """A group that turns our errors into a line on stderr and an exit code, and may have a default command."""
+
+    default: str | None = None
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put the default command in where none is named."""
+        if self.default and (not args or (args[0].startswith("-") and args[0] not in {"--help", "-h"})):
+            args = [self.default, *args]
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; our own errors end it."""
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            raise click.exceptions.Exit(INTERRUPTED) from None
+        except Exception as error:
+            from dispatcher.client import ClientError, GridshiftApiError
+            from dispatcher.errors import BadInput, ConfigError, GridshiftError
+
+            if isinstance(error, GridshiftApiError):
+                _problems(error, BAD_INPUT if error.problems or error.status in _INPUT_STATUSES else FAILURE)
+            if isinstance(error, GridshiftError):
+                _fail(error, BAD_INPUT if isinstance(error, BadInput | ConfigError) else FAILURE)
+            if isinstance(error, ClientError | TimeoutError):
+                _fail(error, FAILURE)
+            raise
+
+
+def _group(parent: click.Group, name: str, help_text: str, default: str | None = None) -> Commands:
+    made = Commands(name=name, help=help_text + (f" (default: {default})" if default else ""))
+    made.default = default
+    parent.add_command(made)
+    return made
+
+
+Options = Callable[[Callable[..., Any]], Callable[..., Any]]
+json_option: Options = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def config_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--config."""
+    return click.option(
+        "--config",
+        "config_path",
+        type=click.Path(path_type=Path),
+        help="The configuration file; default $GRIDSHIFT_CONFIG, else ./gridshift.toml, else the defaults.",
+    )(command)
+
+
+def over_http(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--address, --token and --json; the command gets a client and ``as_json``."""
+
+    @click.option("--address", envvar="GRIDSHIFT_ADDRESS", help="The control plane; default http://127.0.0.1:8700.")
+    @click.option("--token", envvar="GRIDSHIFT_TOKEN", help="API token; better given in $GRIDSHIFT_TOKEN.")
+    @json_option
+    @functools.wraps(command)
+    def with_client(*args: Any, address: str | None, token: str | None, **kwargs: Any) -> Any:
+        from dispatcher.client import Client
+
+        return command(Client(address, token), *args, **kwargs)
+
+    return with_client
+
+
+def _json(value: object) -> None:
+    click.echo(json.dumps(value, ensure_ascii=False))
+
+
+def _show(value: object, as_json: bool, view: Callable[[], RenderableType]) -> None:
+    """Print a value as JSON, or as people like it."""
+    if as_json:
+        _json(value)
+        return
+    from dispatcher.render import console
+
+    console().print(view())
+
+
+def _pairs(values: Sequence[str], flag: str) -> dict[str, str]:
+    """KEY=VALUE options as a dictionary."""
+    out = {}
+    for value in values:
+        key, equals, text = value.partition("=")
+        if not key or not equals:
+            raise click.BadParameter(f"{value!r} must be KEY=VALUE", param_hint=flag)
+        out[key] = text
+    return out
+
+
+def _config(path: Path | None) -> Config:
+    from dispatcher.config import load
+
+    return load(path)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="gridshift", prog_name="gridshift")
+def main() -> None:
+    """Dispatch batch GPU work on Ray clusters by the state of the grid."""
+
+
+# --- jobs ---------------------------------------------------------------------------------------------------------
+
+
+def _flexibility_flags(command: Callable[..., Any]) -> Callable[..., Any]:
+    for name, help_text in reversed(FLEXIBILITY.items()):
+        flag = "--" + name.replace("_", "-")
+        names = [flag] if "_" not in name else [flag, f"--{name}"]
+        command = click.option(*names, name, metavar="VALUE", help=help_text)(command)
+    return command
+
+
+@main.command(context_settings={"ignore_unknown_options": False})
+@click.argument("command", nargs=-1, required=True)
+@_flexibility_flags
+@click.option("--num-gpus", type=float, help="GPUs Ray reserves for the command.")
+@click.option("--num-cpus", type=float, help="CPUs Ray reserves for the command.")
+@click.option("--memory", type=int, help="Memory Ray reserves for the command, bytes.")
+@click.option(
+    "--resource", "resources", multiple=True, metavar="NAME=AMOUNT", help="Custom resource Ray reserves for the command."
+)
+@click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="Node label that Ray must find for the command.")
+@click.option("--working-dir", help="Folder to ship, or the URI of a package.")
+@click.option("--exclude", "excludes", multiple=True, metavar="PATTERN", help="Leave out of the working dir, as in .gitignore.")
+@click.option("--env", "env_vars", multiple=True, metavar="KEY=VALUE", help="Environment variable of the job.")
+@click.option("--runtime-env-json", metavar="JSON", help="Ray runtime_env.")
+@click.option("--metadata", multiple=True, metavar="KEY=VALUE", help="Metadata of your own.")
+@click.option("--submission-id", "--id", help="Id of the job; default: a new one.")
+@click.option("--wait/--no-wait", default=False, help="Follow the log to the end and exit 1 unless the job succeeds.")
+@over_http
+def submit(client: Client, command: tuple[str, ...], *, wait: bool, as_json: bool, **options: Any) -> None:
+    """Submit COMMAND as a job: gridshift submit --deadline 8h -- python train.py
+
+    Prints the job's id. Without any flag from --deadline to --max-attempts the job starts at once.
+    """
+    flexibility = {name: options[name] for name in FLEXIBILITY}
+    resources = {}
+    for name, amount in _pairs(options["resources"], "--resource").items():
+        try:
+            resources[name] = float(amount)
+        except ValueError:
+            raise click.BadParameter(f"{name}={amount}: {amount!r} is not a number", param_hint="--resource") from None
+    job = client.submit(
+        command[0] if len(command) == 1 else list(command),
+        **flexibility,
+        num_gpus=options["num_gpus"],
+        num_cpus=options["num_cpus"],
+        memory=options["memory"],
+        resources=resources or None,
+        label_selector=_pairs(options["labels"], "--label") or None,
+        working_dir=options["working_dir"],
+        runtime_env=_runtime_env(options),
+        metadata=_pairs(options["metadata"], "--metadata") or None,
+        submission_id=options["submission_id"],
+    )
+    if not wait:
+        if as_json:
+            _json(job.data)
+        else:
+            click.echo(job.id)
+            click.echo(f"{job.state}: {job.reason}", err=True)
+        return
+    click.echo(f"job {job.id}: {job.state}: {job.reason}", err=True)
+    job = _follow(client, job, sys.stderr if as_json else sys.stdout)
+    click.echo(f"job {job.id}: {job.state}: {job.reason}", err=True)
+    if as_json:
+        _json(job.data)
+    if job.state != "succeeded":
+        raise click.exceptions.Exit(FAILURE)
+
+
+def _runtime_env(options: dict[str, Any]) -> dict[str, Any] | None:
+    env: Any = {}
+    if options["runtime_env_json"]:
+        try:
+            env = json.loads(options["runtime_env_json"])
+        except ValueError as error:
+            raise click.BadParameter(f"not JSON: {error}", param_hint="--runtime-env-json") from None
+        if not isinstance(env, dict):
+            raise click.BadParameter("must be a JSON object", param_hint="--runtime-env-json")
+    if options["env_vars"]:
+        env["env_vars"] = {**(env.get("env_vars") or {}), **_pairs(options["env_vars"], "--env")}
+    if options["excludes"]:
+        env["excludes"] = [*(env.get("excludes") or []), *options["excludes"]]
+    return env or None
+
+
+def _follow(client: Client, job: Job, out: Any) -> Job:
+    """Print a job's log as it grows, and on stderr why it waits; returns the job once it has ended."""
+    from dispatcher.client import NotReachable
+
+    shown, said, silent_since, ended = 0, (job.state, job.reason), None, False
+    try:
+        while True:
+            try:
+                job = client.get(job)
+                text = client.logs(job)
+                silent_since = None
+            except NotReachable:
+                silent_since = silent_since or time.monotonic()
+                if time.monotonic() - silent_since > 300:
+                    raise
+            else:
+                if len(text) > shown:
+                    out.write(text[shown:])
+                    out.flush()
+                    shown = len(text)
+                if ended:
+                    return job
+                ended = job.ended  # the last lines may reach the control plane a moment after the news of the end
+                if (job.state, job.reason) != said:
+                    said = (job.state, job.reason)
+                    click.echo(f"job {job.id}: {job.state}: {job.reason}", err=True)
+            time.sleep(1.0)
+    except KeyboardInterrupt:
+        click.echo(f"job {job.id} goes on; 'gridshift jobs logs -f {job.id}' shows it again", err=True)
+        raise click.exceptions.Exit(INTERRUPTED) from None
+
+
+jobs = _group(main, "jobs", "Look at jobs and steer them.", default="list")
+
+
+@jobs.command("list")
+@click.option("--state", help="Only jobs in this state.")
+@click.option("--team", help="Only jobs of this team.")
+@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="How many, newest first.")
+@click.option("--cursor", help="next_cursor of an earlier answer, to go on there.")
+@over_http
+def jobs_list(client: Client, state: str | None, team: str | None, limit: int, cursor: str | None, as_json: bool) -> None:
+    """List jobs, newest first."""
+    page = client.get_json("/v1/jobs", {"state": state, "team": team, "limit": limit, "cursor": cursor})
+
+    def view() -> RenderableType:
+        from dispatcher.render import jobs_table
+
+        return jobs_table(page["jobs"])
+
+    _show(page, as_json, view)
+    if page.get("next_cursor") and not as_json:
+        click.echo(f"more: --cursor {page['next_cursor']}", err=True)
+
+
+@jobs.command("show")
+@click.argument("job_id")
+@over_http
+def jobs_show(client: Client, job_id: str, as_json: bool) -> None:
+    """Show everything about a job."""
+    job = client.get(job_id).data
+
+    def view() -> RenderableType:
+        from dispatcher.render import job_view
+
+        return job_view(job)
+
+    _show(job, as_json, view)
+
+
+def _steering(name: str, help_text: str) -> None:
+    @jobs.command(name, help=help_text)
+    @click.argument("job_ids", nargs=-1, required=True, metavar="JOB...")
+    @over_http
+    def steer(client: Client, job_ids: tuple[str, ...], as_json: bool) -> None:
+        done = []
+        for job_id in job_ids:
+            job = getattr(client, name)(job_id)
+            done.append(job.data)
+            if not as_json:
+                click.echo(f"job {job.id}: {job.state}: {job.reason}")
+        if as_json:
+            _json(done[0] if len(done) == 1 else done)
+
+
+_steering("cancel", "Cancel jobs; running ones are stopped.")
+_steering("pause", "Hold jobs until they are resumed; running ones are asked for a checkpoint.")
+_steering("resume", "Let held jobs go on.")
+
+
+@jobs.command("logs")
+@click.argument("job_id")
+@click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended.")
+@over_http
+def jobs_logs(client: Client, job_id: str, follow: bool, as_json: bool) -> None:
+    """Print the log of all attempts."""
+    if follow and as_json:
+        raise click.UsageError("--json prints one object; leave --follow out")
+    if follow:
+        _follow(client, client.get(job_id), sys.stdout)
+    elif as_json:
+        _json({"id": job_id, "logs": client.logs(job_id)})
+    else:
+        sys.stdout.write(client.logs(job_id))
+
+
+@jobs.command("events")
+@click.argument("job_id")
+@over_http
+def jobs_events(client: Client, job_id: str, as_json: bool) -> None:
+    """Show what happened to a job, and why."""
+    answer = client.get_json(f"/v1/jobs/{_quoted(job_id)}/events")
+
+    def view() -> RenderableType:
+        from dispatcher.render import job_events_table
+
+        return job_events_table(answer["events"])
+
+    _show(answer, as_json, view)
+
+
+def _quoted(part: str) -> str:
+    from urllib.parse import quote
+
+    return quote(part, safe="")
+
+
+# --- plan, fleet, savings -----------------------------------------------------------------------------------------
+
+
+plan = _group(main, "plan", "What would run when and where.", default="show")
+
+
+@plan.command("show")
+@click.option("--carbon", is_flag=True, help="Also draw each region's carbon intensity.")
+@over_http
+def plan_show(client: Client, carbon: bool, as_json: bool) -> None:
+    """Draw the plan: jobs as bars over time under each region's price."""
+    made = client.get_json("/v1/plan")
+
+    def view() -> RenderableType:
+        from dispatcher.client import GridshiftApiError
+        from dispatcher.render import console, gantt
+
+        planned = {p["job_id"] for p in made["placements"]}
+        known = {}
+        for job in client.list(limit=2000):
+            known[job.id] = job.data
+            if planned <= known.keys():
+                break
+        signals = []
+        for region in client.get_json("/v1/regions")["regions"]:
+            for kind in ("price", "carbon") if carbon else ("price",):
+                try:
+                    signals.append(client.get_json("/v1/signals", {"region": region["name"], "kind": kind}))
+                except GridshiftApiError as error:
+                    if error.status != 404:  # a region need not have every signal
+                        raise
+        return gantt(made, known, signals, console().width)
+
+    _show(made, as_json, view)
+
+
+@plan.command("explain")
+@click.argument("job_id")
+@over_http
+def plan_explain(client: Client, job_id: str, as_json: bool) -> None:
+    """Say when and where a job will run, why, and what else was considered."""
+    told = client.get_json(f"/v1/plan/{_quoted(job_id)}")
+
+    def view() -> RenderableType:
+        from dispatcher.render import explanation
+
+        return explanation(told)
+
+    _show(told, as_json, view)
+
+
+@main.command()
+@over_http
+def fleet(client: Client, as_json: bool) -> None:
+    """Show the regions: what they run, draw and pay."""
+    answer = client.get_json("/v1/regions")
+
+    def view() -> RenderableType:
+        from dispatcher.render import regions_table
+
+        return regions_table(answer["regions"])
+
+    _show(answer, as_json, view)
+
+
+@main.command()
+@over_http
+def savings(client: Client, as_json: bool) -> None:
+    """Show cost and carbon against running every job at once."""
+    answer = client.get_json("/v1/savings")
+
+    def view() -> RenderableType:
+        from dispatcher.render import savings_view
+
+        return savings_view(answer)
+
+    _show(answer, as_json, view)
+
+
+# --- signals ------------------------------------------------------------------------------------------------------
+
+
+signals = _group(main, "signals", "Prices and carbon intensities.", default="list")
+
+
+@signals.command("list")
+@over_http
+def signals_list(client: Client, as_json: bool) -> None:
+    """List each region's signals and their values now."""
+    answer = client.get_json("/v1/regions")
+
+    def view() -> RenderableType:
+        from dispatcher.render import signals_table
+
+        return signals_table(answer["regions"])
+
+    _show(answer, as_json, view)
+
+
+@signals.command("show")
+@click.argument("region")
+@click.option("--kind", type=click.Choice(["price", "carbon"]), default="price", show_default=True)
+@over_http
+def signals_show(client: Client, region: str, kind: str, as_json: bool) -> None:
+    """Show a region's signal over time, as the planner sees it."""
+    answer = client.get_json("/v1/signals", {"region": region, "kind": kind})
+
+    def view() -> RenderableType:
+        from dispatcher.render import console, signal_view
+
+        return signal_view(answer, console().width)
+
+    _show(answer, as_json, view)
+
+
+def _feed_options(values: Sequence[str]) -> dict[str, Any]:
+    """--option values; those that read as JSON (numbers, lists) are taken so."""
+    out: dict[str, Any] = {}
+    for key, text in _pairs(values, "--option").items():
+        try:
+            out[key] = json.loads(text)
+        except ValueError:
+            out[key] = text
+    return out
+
+
+def _kinds(feed: Any, kind: str | None) -> list[Any]:
+    from signals.points import Kind
+
+    if kind is None:
+        return sorted(feed.kinds)
+    if kind not in list(Kind) or Kind(kind) not in feed.kinds:
+        raise click.BadParameter(f"{kind!r}; feed {feed.name} has {', '.join(sorted(feed.kinds))}", param_hint="--kind")
+    return [Kind(kind)]
+
+
+def _feed(name: str) -> Any:
+    from signals.feeds import FEEDS
+
+    if name not in FEEDS:
+        raise click.BadParameter(f"{name!r}; there are: {', '.join(sorted(FEEDS))}", param_hint="--feed")
+    return FEEDS[name]
+
+
+def _checked_options(feed: Any, values: Sequence[str], kind: Any, *, given: frozenset[str] = frozenset()) -> dict[str, Any]:
+    from signals.feeds import validate_options
+
+    options = _feed_options(values)
+    problems = [p for p in validate_options(feed.name, options, kind) if p.key not in given]
+    if problems:
+        text = "\n".join(f"{key}: {value!r}: {remedy}" for key, value, remedy in problems)
+        raise click.BadParameter(text, param_hint="--option")
+    return options
+
+
+def _points_json(results: Sequence[Any]) -> dict[str, Any]:
+    """What several reads of one feed mean, as one object; an error only when one of them went wrong."""
+
+    def iso(at: Any) -> str | None:
+        return at.isoformat().replace("+00:00", "Z") if at is not None else None
+
+    points = {
+        (p.region, p.kind, p.variant, p.start, p.end, p.issued_at, p.quality, p.value): {
+            "region": p.region,
+            "kind": p.kind,
+            "variant": p.variant,
+            "start": iso(p.start),
+            "end": iso(p.end),
+            "value": p.value,
+            "unit": p.unit,
+            "quality": p.quality,
+            "issued_at": iso(p.issued_at),
+        }
+        for result in results
+        for p in result.points
+    }
+    gaps = {(g.start, g.end) for result in results for g in result.gaps}
+    error = next((result.error for result in results if result.error is not None), None)
+    return {
+        "points": list(points.values()),
+        "gaps": [{"start": iso(start), "end": iso(end)} for start, end in sorted(gaps)],
+        "warnings": list(dict.fromkeys(w for result in results for w in result.warnings)),
+        "error": None if error is None else {"kind": error.kind, "message": error.message},
+    }
+
+
+def _tell_points(answer: dict[str, Any], as_json: bool) -> None:
+    def view() -> RenderableType:
+        from rich.console import Group
+        from rich.text import Text
+
+        from dispatcher.render import cell, clean, number, table
+
+        made = table("region", "kind", "variant", "start", "end", "value", "unit", "quality", right=["value"])
+        for p in answer["points"]:
+            texts = (p["region"], p["kind"], p["variant"], p["start"], p["end"], number(p["value"]), p["unit"], p["quality"])
+            made.add_row(*(cell(text) for text in texts))
+        notes = [f"gap: {gap['start']} to {gap['end']}" for gap in answer["gaps"]]
+        notes += [f"warning: {warning}" for warning in answer["warnings"]]
+        return Group(made, *(Text(clean(note)) for note in notes))
+
+    _show(answer, as_json, view)
+    if answer["error"]:
+        click.echo(f"{answer['error']['kind']}: {answer['error']['message']}", err=True)
+        raise click.exceptions.Exit(FAILURE)
+
+
+@signals.command("parse")
+@click.option("--feed", "feed_name", required=True, help="Which feed the responses are from.")
+@click.option("--region", help="Region the points are for; default: the feed's name.")
+@click.option("--kind", help="Which kind of signal; default: all that the feed has.")
+@click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help="Option of the feed, as in gridshift.toml.")
+@click.option("--retrieved-at", metavar="TIME", help="When the responses were fetched (ISO 8601 with offset); default: now.")
+@click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@json_option
+def signals_parse(
+    feed_name: str,
+    region: str | None,
+    kind: str | None,
+    options: tuple[str, ...],
+    retrieved_at: str | None,
+    files: tuple[Path, ...],
+    as_json: bool,
+) -> None:
+    """Say what saved responses of a feed mean; nothing is asked and nothing stored."""
+    from datetime import datetime
+
+    from dispatcher.clock import SystemClock
+
+    feed = _feed(feed_name)
+    try:
+        at = datetime.fromisoformat(retrieved_at) if retrieved_at else SystemClock().now()
+    except ValueError:
+        at = None
+    if at is None or at.tzinfo is None:
+        raise click.BadParameter(f"{retrieved_at!r}: give a time such as 2026-01-31T12:00Z", param_hint="--retrieved-at")
+    kinds = _kinds(feed, kind)
+    checked = _checked_options(feed, options, kinds[0], given=frozenset({"file"}))
+    results = []
+    for path in files:
+        payload = path.read_bytes()
+        read = [feed.parse(payload, region=region or feed_name, kind=k, retrieved_at=at, options=checked) for k in kinds]
+        # A file holds some of the kinds; the others' complaints count only when it holds none.
+        results += [r for r in read if r.points or r.gaps] or read[:1]
+    _tell_points(_points_json(results), as_json)
+
+
+@signals.command("fetch")
+@click.option("--feed", "feed_name", required=True, help="Which feed to ask.")
+@click.option("--region", help="Region the points are for; default: the feed's name.")
+@click.option("--kind", help="Which kind of signal; default: all that the feed has.")
+@click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help="Option of the feed, as in gridshift.toml.")
+@click.option("--hours", type=click.FloatRange(0.25, 24 * 30), default=24.0, show_default=True, help="How far back and ahead.")
+@json_option
+def signals_fetch(
+    feed_name: str, region: str | None, kind: str | None, options: tuple[str, ...], hours: float, as_json: bool
+) -> None:
+    """Ask a feed now and show what it says; nothing is stored."""
+    from datetime import timedelta
+
+    from dispatcher.clock import SystemClock
+    from signals.ingest import fetch
+
+    feed = _feed(feed_name)
+    kinds = _kinds(feed, kind)
+    checked = _checked_options(feed, options, kinds[0])
+    now, reach = SystemClock().now(), timedelta(hours=hours)
+    results = [
+        fetch(feed_name, checked, region=region or feed_name, kind=k, now=now, window_start=now - reach, window_end=now + reach)
+        for k in kinds
+    ]
+    _tell_points(_points_json([r for r in results if r.points or r.gaps] or results[:1]), as_json)
+
+
+# --- events -------------------------------------------------------------------------------------------------------
+
+
+events = _group(main, "events", "Limits on a region's power.", default="list")
+
+
+@events.command("list")
+@over_http
+def events_list(client: Client, as_json: bool) -> None:
+    """List events, those that ended lately too."""
+    answer = client.get_json("/v1/events")
+
+    def view() -> RenderableType:
+        from dispatcher.render import grid_events_table
+
+        return grid_events_table(answer["events"])
+
+    _show(answer, as_json, view)
+
+
+@events.command("create")
+@click.option("--region", required=True)
+@click.option("--limit-w", required=True, type=float, help="What the region may draw, W.")
+@click.option("--start", help="ISO 8601 with offset; default: now.")
+@click.option("--end", help="ISO 8601 with offset.")
+@click.option("--duration", help="Instead of --end, such as 2h; with neither it is open until cancelled.")
+@click.option("--id", "event_id", help="Default: a new one.")
+@click.option("--version", type=int, help="A higher version replaces a lower one of the same id.")
+@click.option("--reason", help="Why, as a sentence.")
+@click.option("--test", is_flag=True, help="Say that it is a test.")
+@over_http
+def events_create(client: Client, *, event_id: str | None, as_json: bool, **given: Any) -> None:
+    """Limit a region's power for a time."""
+    import secrets
+
+    if given["end"] and given["duration"]:
+        raise click.UsageError("give --end or --duration, not both")
+    body = {"event_id": event_id or f"evt-{secrets.token_hex(6)}", **{k: v for k, v in given.items() if v is not None}}
+    answer = client.call("POST", "/v1/events", json=body).json()
+    if as_json:
+        _json(answer)
+    else:
+        click.echo(body["event_id"])
+
+
+def _the_event(client: Client, event_id: str, source: str | None) -> dict[str, Any]:
+    from dispatcher.client import GridshiftApiError
+
+    found = [e for e in client.get_json("/v1/events")["events"] if e["event_id"] == event_id and source in (None, e["source"])]
+    if not found:
+        raise GridshiftApiError(f"there is no event {event_id}" + (f" from {source}" if source else ""), 404)
+    if len(found) > 1:
+        sources = ", ".join(sorted(e["source"] for e in found))
+        raise click.UsageError(f"several sources have an event {event_id}: give --source, one of {sources}")
+    only: dict[str, Any] = found[0]
+    return only
+
+
+@events.command("cancel")
+@click.argument("event_id")
+@click.option("--source", help="Where it came from, when several sources have this id.")
+@over_http
+def events_cancel(client: Client, event_id: str, source: str | None, as_json: bool) -> None:
+    """End an event."""
+    event = _the_event(client, event_id, source)
+    response = client.call("DELETE", f"/v1/events/{_quoted(event['source'])}/{_quoted(event_id)}")
+    if as_json:
+        _json(response.json() if response.content else {"event_id": event_id, "state": "cancelled"})
+    else:
+        click.echo(f"event {event_id} is cancelled")
+
+
+@events.command("show")
+@click.argument("event_id")
+@click.option("--source", help="Where it came from, when several sources have this id.")
+@over_http
+def events_show(client: Client, event_id: str, source: str | None, as_json: bool) -> None:
+    """Show one event."""
+    event = _the_event(client, event_id, source)
+
+    def view() -> RenderableType:
+        from dispatcher.render import facts
+
+        return facts([(key, "open" if key == "end" and value is None else value) for key, value in event.items()])
+
+    _show(event, as_json, view)
+
+
+# --- the machine itself -------------------------------------------------------------------------------------------
+
+
+@main.command()
+@click.argument("path", type=click.Path(path_type=Path), default="gridshift.toml")
+@json_option
+def init(path: Path, as_json: bool) -> None:
+    """Write a commented configuration to start from."""
+    from dispatcher.config import write_example
+
+    write_example(path)
+    if as_json:
+        _json({"path": str(path)})
+    else:
+        click.echo(f"wrote {path}; edit it, then 'gridshift doctor' and 'gridshift serve'")
+
+
+@main.command()
+@config_option
+def serve(config_path: Path | None) -> None:
+    """Run the control plane until it is stopped."""
+    config = _config(config_path)  # before the imports, so that a mistake in it is told at once
+    from dispatcher.serve import main_serve
+
+    raise click.exceptions.Exit(main_serve(config))
+
+
+@main.command()
+@config_option
+@click.option("--console/--no-console", default=True, show_default=True, help="Start the console in the browser's port too.")
+@click.option("--console-port", type=click.IntRange(1, 65535), help="Default: a free one.")
+@click.option("--token", envvar="GRIDSHIFT_TOKEN", help="API token for the console; better given in $GRIDSHIFT_TOKEN.")
+def up(config_path: Path | None, console: bool, console_port: int | None, token: str | None) -> None:
+    """Run everything: control plane, a local Ray when no region is configured, console."""
+    config = _config(config_path)
+    from dispatcher.up import main as run_up
+
+    raise click.exceptions.Exit(run_up(config, console=console, console_port=console_port, token=token))
+
+
+@main.command()
+@json_option
+def demo(as_json: bool) -> None:
+    """Show it working: two Ray clusters on this machine, a dozen jobs, a day in two minutes."""
+    from dispatcher.demo import main as run_demo
+
+    raise click.exceptions.Exit(run_demo(as_json=as_json))
+
+
+@main.command()
+@config_option
+@json_option
+def doctor(config_path: Path | None, as_json: bool) -> None:
+    """Check configuration, database, regions, feeds, clock and GPUs, and say what to do."""
+    from dispatcher.doctor import main as run_doctor
+
+    raise click.exceptions.Exit(run_doctor(config_path, as_json=as_json))
+
+
+db = _group(main, "db", "The database.")
+
+
+@db.command("upgrade")
+@config_option
+@json_option
+def db_upgrade(config_path: Path | None, as_json: bool) -> None:
+    """Bring the database to the present schema."""
+    from dispatcher.store.migrate import upgrade
+
+    config = _config(config_path)
+    config.data_dir().mkdir(parents=True, exist_ok=True, mode=0o700)
+    upgrade(config.database_url())
+    if as_json:
+        _json({"upgraded": True})
+    else:
+        click.echo("the database has the present schema")
+
+
+tokens = _group(main, "tokens", "API tokens, kept as hashes in the configured database.", default="list")
+
+
+def _store(config_path: Path | None) -> Store:
+    from dispatcher.store.migrate import upgrade
+    from dispatcher.store.sql import SqlStore
+
+    config = _config(config_path)
+    data_dir, url = config.data_dir(), config.database_url()
+    data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    upgrade(url)
+    return SqlStore(url, data_dir=data_dir)
+
+
+@tokens.command("create")
+@click.argument("name")
+@config_option
+@json_option
+def tokens_create(name: str, config_path: Path | None, as_json: bool) -> None:
+    """Make a token and print it, this once."""
+    import hashlib
+    import re
+    import secrets
+    from contextlib import closing
+
+    from dispatcher.clock import SystemClock
+    from dispatcher.store import Token
+
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
+        raise click.BadParameter(f"{name!r}: letters, digits, '.', '_' and '-' only, at most 64", param_hint="NAME")
+    secret = f"gs_{secrets.token_urlsafe(32)}"
+    token = Token(name, hashlib.sha256(secret.encode()).hexdigest(), SystemClock().now())
+    with closing(_store(config_path)) as store:
+        store.add_token(token).result()
+    if as_json:
+        _json({"name": name, "token": secret, "created_at": token.created_at.isoformat()})
+    else:
+        click.echo(secret)
+        click.echo("keep it: only its hash is stored. Give it as GRIDSHIFT_TOKEN, or as Ray's own token.", err=True)
+
+
+@tokens.command("list")
+@config_option
+@json_option
+def tokens_list(config_path: Path | None, as_json: bool) -> None:
+    """List the tokens' names."""
+    from contextlib import closing
+
+    with closing(_store(config_path)) as store:
+        rows = [{"name": token.name, "created_at": token.created_at.isoformat()} for token in store.tokens()]
+
+    def view() -> RenderableType:
+        from dispatcher.render import cell, table, when
+
+        made = table("name", "created (UTC)")
+        for row in rows:
+            made.add_row(cell(row["name"]), cell(when(row["created_at"])))
+        return made
+
+    _show({"tokens": rows}, as_json, view)
+
+
+@tokens.command("revoke")
+@click.argument("name")
+@config_option
+@json_option
+def tokens_revoke(name: str, config_path: Path | None, as_json: bool) -> None:
+    """Make a token worthless."""
+    from contextlib import closing
+
+    with closing(_store(config_path)) as store:
+        store.revoke_token(name).result()
+    if as_json:
+        _json({"name": name, "revoked": True})
+    else:
+        click.echo(f"token {name} is revoked")
+
+
+if __name__ == "__main__":
+    main(prog_name="gridshift")

@@ -1,0 +1,115 @@
+"""The commented configuration that ``gridshift init`` writes. It is text only; what the keys mean is checked elsewhere.
+
+A line that begins with ``#`` and no space is a setting with its default or an example value: remove the ``#`` to use it.
+"""
+
+EXAMPLE = """\
+# gridshift.toml
+#
+# Lines with '#' and no space after it are settings; remove the '#' to use one. Without any, gridshift runs one local region.
+# Any setting of [server], [planning], [fx] and [replay] can also come from the environment, which wins over this file:
+# GRIDSHIFT_SERVER__PORT=8701. Relative paths are meant from the folder of this file. Check it with 'gridshift doctor'.
+# Durations are written "90s", "15m", "8h", "2d"; powers are W; times carry an offset.
+
+#[server]
+# Addresses other than loopback need an API token first: gridshift tokens create NAME
+#host = "127.0.0.1"
+#port = 8700
+# How jobs on the clusters reach this control plane; empty means http://127.0.0.1:<port>.
+#public_url = ""
+# Packages, logs, results, the SQLite file and the server's secret.
+#data_dir = ".gridshift"
+# Empty means SQLite in data_dir; for PostgreSQL keep the URL, with its password, in a variable or a file (not both):
+# postgresql+psycopg://user:password@host/database
+#database_url_env = ""
+#database_url_file = ""
+#max_body_mb = 10.0
+#max_package_mb = 512.0
+# Storage that every region mounts, for jobs' checkpoints; empty means <data_dir>/checkpoints.
+#checkpoint_root = ""
+
+#[planning]
+# 5, 15, 30 or 60
+#slot_minutes = 15
+#horizon_hours = 48
+#currency = "EUR"
+# What a tonne of CO2e is worth, in the currency above; 0 plans by price alone.
+#carbon_price_per_tonne = 0.0
+# Assumed of jobs that do not say.
+#default_runtime = "1h"
+#default_gpu_power_w = 400.0
+#default_cpu_power_w = 50.0
+# Where jobs without gridshift.* metadata go; empty means the first region.
+#default_region = ""
+#move_cost_per_gb = 0.02
+#move_gb_per_s = 0.1
+# The shortest stretch worth starting a pausable job for.
+#min_chunk = "15m"
+
+# Fixed rates: what one unit of the key is in the planning currency.
+#[fx]
+#USD = 0.92
+
+# One [[region]] for each Ray cluster.
+#[[region]]
+#name = "eu-west"
+# The cluster's dashboard address.
+#address = "http://127.0.0.1:8265"
+# The cluster's Ray token, if it wants one: the name of a variable, or a file.
+#token_env = ""
+#token_file = ""
+# GPUs that batch may use; left out: what the cluster reports.
+#gpus = 8
+# Jobs placed at once; left out: no bound.
+#max_jobs = 100
+# Limit of the site in W, 0 for none.
+#power_limit_w = 0
+# Power of the whole site over power of its computers.
+#pue = 1.2
+#currency = "EUR"
+# "average" or "marginal"; regions with different kinds are never compared on carbon.
+#carbon_signal = "average"
+# Makes jobs without gridshift.* metadata flexible too: flex-0 (never touched) .. flex-3.
+#default_tier = ""
+# Where this region's nodes mount the checkpoint storage; empty means server.checkpoint_root.
+#checkpoint_root = ""
+# Seconds between looks while something runs there.
+#observe_s = 1.0
+
+# A chain of feeds each: the first that is fresh wins. Feeds: csv, gb_carbon, energy_charts, synthetic.
+#[[region.price]]
+#feed = "energy_charts"
+#bzn = "DE-LU"
+#[[region.price]]
+#feed = "synthetic"
+#[[region.carbon]]
+#feed = "synthetic"
+
+#[[region]]
+#name = "nordics"
+#address = "http://10.0.1.1:8265"
+#[[region.price]]
+#feed = "energy_charts"
+#bzn = "SE4"
+#[[region.carbon]]
+#feed = "synthetic"
+
+# Scheduled shifts: from a crontab time on, flexible work of one region belongs in another.
+#[[shift]]
+#name = "night-to-north"
+#cron = "0 22 * * *"
+#timezone = "Europe/Berlin"
+#duration = "8h"
+#from = "eu-west"
+#to = "nordics"
+
+# Senders of signed demand response events (Standard Webhooks), to POST /v1/webhooks/<source>.
+#[[webhook]]
+#source = "utility"
+#secret_env = "UTILITY_WEBHOOK_SECRET"
+
+# Run against the past instead of now; start must lie within the data of the feeds.
+#[replay]
+#start = "2023-05-01T00:00Z"
+#speed = 720.0
+"""

@@ -1,0 +1,290 @@
+"""The sections of gridshift.toml as checked, immutable values; each checks itself alone.
+
+Nothing here knows of files' positions, of the other sections or of what a feed's options mean (dispatcher.config does).
+"""
+
+import ipaddress
+import os
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+from zoneinfo import ZoneInfo
+
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
+
+from dispatcher.errors import ConfigError
+from dispatcher.shifts import crontab_trigger
+
+# --- kinds of values ----------------------------------------------------------------------------------------------
+
+
+def _duration_s(text: str) -> float:
+    try:  # TEMPORARY until policies.flexibility is there
+        from policies.flexibility import parse_duration
+    except ImportError:
+        return float(text[:-1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[text[-1]]
+
+    return float(parse_duration(text))
+
+
+def _check_duration(value: str) -> str:
+    try:
+        seconds = _duration_s(value)
+    except Exception as error:
+        if isinstance(error, ImportError):
+            raise
+        raise ValueError(f"{error}") from error
+    if seconds <= 0:
+        raise ValueError("must be longer than nothing, such as '15m' or '8h'")
+    return value
+
+
+def _check_url(value: str) -> str:
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("must be a URL such as 'http://10.0.0.1:8265'")
+    if parts.username or parts.password:
+        raise ValueError("must not carry a user or password; use token_env or token_file")
+    return value.rstrip("/")
+
+
+def _check_feed_name(value: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(value.get("feed"), str):
+        raise ValueError("needs the key 'feed', such as feed = 'synthetic'")
+    return value
+
+
+def _number_as_text(value: Any) -> Any:
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+Currency = Annotated[str, StringConstraints(pattern=r"^[A-Z]{3}$")]
+Duration = Annotated[str, AfterValidator(_check_duration)]
+Url = Annotated[str, AfterValidator(_check_url)]
+
+
+#: ``[[region.price]]`` or ``[[region.carbon]]``: one feed of a fallback chain: the key "feed", the rest as that feed has it.
+FeedTable = Annotated[dict[str, Any], AfterValidator(_check_feed_name)]
+
+
+class Section(BaseModel):
+    """A part of the configuration: immutable, and a key it does not know is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False)
+
+
+def read_secret(what: str, env: str, file: str, environ: Mapping[str, str]) -> str | None:
+    """A secret from a variable or a file; None when neither is configured. Raises ConfigError when it is not there."""
+    if env:
+        value = environ.get(env, "").strip()
+        if not value:
+            raise ConfigError(f"{what}: the environment variable {env} is not set; set it, or remove {what}_env")
+        return value
+    if file:
+        try:
+            value = Path(file).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{what}: cannot read {file}: {error}; create it or change {what}_file") from error
+        if not value:
+            raise ConfigError(f"{what}: {file} is empty; put the secret in it")
+        return value
+    return None
+
+
+# --- sections -----------------------------------------------------------------------------------------------------
+
+
+class ServerConfig(Section):
+    """``[server]``: where the control plane listens and keeps things."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(8700, ge=1, le=65535)
+    public_url: Annotated[str, AfterValidator(lambda value: _check_url(value) if value else "")] = ""
+    data_dir: str = ".gridshift"
+    database_url: SecretStr = SecretStr("")
+    database_url_env: str = ""
+    database_url_file: str = ""
+    max_body_mb: float = Field(10.0, gt=0)
+    max_package_mb: float = Field(512.0, gt=0)
+    checkpoint_root: str = ""
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can connect."""
+        host = self.host.strip("[]")
+        if host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            return False
+
+    @field_validator("database_url")
+    @classmethod
+    def _known_database(cls, value: SecretStr) -> SecretStr:
+        checked_database_url(value.get_secret_value())
+        return value
+
+    @model_validator(mode="after")
+    def _one_database(self) -> "ServerConfig":
+        given = [bool(self.database_url.get_secret_value()), bool(self.database_url_env), bool(self.database_url_file)]
+        if sum(given) > 1:
+            raise ValueError("give one of database_url, database_url_env and database_url_file, not several")
+        return self
+
+
+def checked_database_url(url: str) -> str:
+    """``url`` as SQLAlchemy needs it; ValueError (without the URL, which may hold a password) for others."""
+    if re.match(r"^postgres(ql)?://", url):
+        return "postgresql+psycopg://" + url.split("://", 1)[1]
+    if not url or url.startswith(("sqlite:///", "postgresql+psycopg://")):
+        return url
+    raise ValueError("must start with 'sqlite:///' or 'postgresql+psycopg://'")
+
+
+class PlanningConfig(Section):
+    """``[planning]``: the grid of slots, money, and what is assumed of jobs that do not say."""
+
+    slot_minutes: Literal[5, 15, 30, 60] = 15
+    horizon_hours: float = Field(48, gt=0, le=24 * 14)
+    currency: Currency = "EUR"
+    carbon_price_per_tonne: float = Field(0.0, ge=0)
+    default_runtime: Duration = "1h"
+    default_gpu_power_w: float = Field(400.0, gt=0)
+    default_cpu_power_w: float = Field(50.0, ge=0)
+    default_region: str = ""
+    move_cost_per_gb: float = Field(0.02, ge=0)
+    move_gb_per_s: float = Field(0.1, gt=0)
+    min_chunk: Duration = "15m"
+
+    _numbers = field_validator("default_runtime", "min_chunk", mode="before")(_number_as_text)
+
+    @field_validator("slot_minutes", mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        return int(value) if isinstance(value, str) and value.isdigit() else value  # variables are text
+
+    @property
+    def default_runtime_s(self) -> float:
+        """``default_runtime`` in seconds."""
+        return _duration_s(self.default_runtime)
+
+    @property
+    def min_chunk_s(self) -> float:
+        """``min_chunk`` in seconds."""
+        return _duration_s(self.min_chunk)
+
+
+class RegionConfig(Section):
+    """``[[region]]``: one Ray cluster, what its power costs and emits, and its limits. Powers in W."""
+
+    name: Name
+    address: Url
+    token_env: str = ""
+    token_file: str = ""
+    gpus: float | None = Field(None, ge=0)
+    max_jobs: int | None = Field(None, ge=1)
+    power_limit_w: float = Field(0.0, ge=0)
+    pue: float = Field(1.2, ge=1, le=5)
+    currency: Currency = "EUR"
+    carbon_signal: Literal["average", "marginal"] = "average"
+    default_tier: Literal["", "flex-0", "flex-1", "flex-2", "flex-3"] = ""
+    checkpoint_root: str = Field("", pattern=r"^(/.*)?$")
+    observe_s: float = Field(1.0, ge=0.1, le=60)
+    price: list[FeedTable] = []
+    carbon: list[FeedTable] = []
+
+    @model_validator(mode="after")
+    def _one_token(self) -> "RegionConfig":
+        if self.token_env and self.token_file:
+            raise ValueError("give token_env or token_file, not both")
+        return self
+
+    def token(self, environ: Mapping[str, str] | None = None) -> str | None:
+        """The cluster's Ray token, None when none is configured. Raises ConfigError when it is configured but not there."""
+        return read_secret(
+            f"region {self.name}: token", self.token_env, self.token_file, os.environ if environ is None else environ
+        )
+
+
+class ShiftConfig(Section):
+    """``[[shift]]``: in windows that begin by a cron rule, flexible work of one region belongs in another."""
+
+    name: Name
+    cron: str
+    timezone: str = "UTC"
+    duration: Duration
+    source: str = Field(alias="from")
+    target: str = Field(alias="to")
+
+    _numbers = field_validator("duration", mode="before")(_number_as_text)
+
+    @field_validator("timezone")
+    @classmethod
+    def _known_zone(cls, value: str) -> str:
+        try:
+            ZoneInfo(value)
+        except (KeyError, ValueError, OSError) as error:
+            raise ValueError("must be an IANA time zone such as 'Europe/Berlin'") from error
+        return value
+
+    @field_validator("cron")
+    @classmethod
+    def _known_cron(cls, value: str) -> str:
+        crontab_trigger(value, "UTC")
+        return value
+
+    @property
+    def duration_s(self) -> float:
+        """How long a window lasts, in elapsed seconds."""
+        return _duration_s(self.duration)
+
+
+class WebhookConfig(Section):
+    """``[[webhook]]``: one sender of signed events. Several secrets are all accepted, so that they can be rotated."""
+
+    source: Name
+    secret_env: str = ""
+    secret_file: str = ""
+    secret_envs: list[str] = []
+    secret_files: list[str] = []
+
+    @model_validator(mode="after")
+    def _some_secret(self) -> "WebhookConfig":
+        if not (self.secret_env or self.secret_file or self.secret_envs or self.secret_files):
+            raise ValueError("give secret_env or secret_file (or secret_envs / secret_files for rotation)")
+        return self
+
+    def secrets(self, environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+        """The secrets in force. Raises ConfigError for one that is configured but not there."""
+        environ = os.environ if environ is None else environ
+        what = f"webhook {self.source}: secret"
+        found = [read_secret(what, env, "", environ) for env in (self.secret_env, *self.secret_envs) if env]
+        found += [read_secret(what, "", file, environ) for file in (self.secret_file, *self.secret_files) if file]
+        return tuple(secret for secret in found if secret)
+
+
+class ReplayConfig(Section):
+    """``[replay]``: a clock that starts at ``start`` and runs ``speed`` times as fast as the wall's."""
+
+    start: AwareDatetime
+    speed: float = Field(1.0, gt=0, le=100_000)
+
+    @field_validator("start")
+    @classmethod
+    def _utc(cls, value: datetime) -> datetime:
+        return value.astimezone(UTC)

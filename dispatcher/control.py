@@ -1,0 +1,715 @@
+"""The control loop: observe, decide, act, record; one tick reads like that, and each part is a few lines.
+
+What to do is decided by policies.decide on a frozen World; what an observation means is decided by dispatcher.reconcile.
+This module only carries things between the store, the regions and those two. It asks nobody twice in one tick.
+"""
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+from policies.decide import decide
+
+from dispatcher.api.services import AlarmStatus, LoopStatus, RegionStatus, Snapshot
+from dispatcher.clock import Clock
+from dispatcher.config import Config, shift_windows
+from dispatcher.errors import ClusterUnreachable, GridshiftError, LaunchRefused, StaleState
+from dispatcher.launch import JobEnvironment, submission_for, submission_id
+from dispatcher.loops import Loop
+from dispatcher.reconcile import Books, Retry, Usage, checkpoint_timeout, finish, reconcile
+from dispatcher.regions import Region
+from dispatcher.signal_book import SignalBook
+from dispatcher.store import Attempt, Change, Job, Store
+from policies.world import (
+    ENDED,
+    PLACED,
+    Action,
+    Alarm,
+    AskCheckpoint,
+    Budget,
+    EndCancelled,
+    Hold,
+    JobState,
+    JobView,
+    Launch,
+    Plan,
+    RegionView,
+    StopAttempt,
+    World,
+)
+
+log = logging.getLogger(__name__)
+
+#: At most this many attempts of one region wait for its cluster's acceptance; Ray takes about ten submissions a second.
+MAX_LAUNCHING = 32
+#: A stop is asked for again after this many wall seconds while the attempt still lives.
+STOP_AGAIN_S = 5.0
+#: Wall seconds before a launch that got no answer is tried again.
+LAUNCH_AGAIN_S = 3.0
+#: Wall seconds before an attempt that was lost is followed by the next: a driver orphaned by its head dies within seconds.
+AFTER_LOSS_S = 10.0
+#: Wall seconds of grace for a checkpoint acknowledgement that is under way when checkpoint_s has passed.
+CHECKPOINT_GRACE_S = 2.0
+#: Sentences written per tick at most; the rest follow in the next ticks.
+MAX_HOLDS = 500
+#: Attempts that ended this many wall seconds ago are deleted on their cluster (sooner can bring them back as FAILED).
+FORGET_UPSTREAM_S = 3600.0
+
+
+class LogSink(Protocol):
+    """What the control loop tells whoever keeps the jobs' logs."""
+
+    def watch(self, attempt: Attempt) -> None:
+        """Follow a live attempt's log."""
+        ...
+
+    def finalize(self, attempt: Attempt) -> None:
+        """Fetch an ended attempt's whole log once more, then stop following it."""
+        ...
+
+
+class PackageSource(Protocol):
+    """Where packages for the clusters come from."""
+
+    def for_launch(self, runtime_env: Mapping[str, Any]) -> dict[str, Path]:
+        """Files of the packages that a runtime_env names; raises PackageRejected for one that is missing or damaged."""
+        ...
+
+
+class Effects(Protocol):
+    """Runs a blocking call to a region's cluster somewhere else than in the control loop."""
+
+    def submit(self, region: str, call: Callable[[], None]) -> None:
+        """Run ``call`` soon, beside other regions' calls."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Secrets:
+    """What the control plane needs to make job tokens and to tell jobs where it is."""
+
+    job_token: Callable[[str], str]
+    public_url: str
+    checkpoint_dir: Callable[[str, str], str]
+    helper_uri: str | None
+
+
+class Control:
+    """Everything the loops need, and the loops themselves. Thread-safe where it says so."""
+
+    def __init__(
+        self,
+        *,
+        config: Config,
+        clock: Clock,
+        store: Store,
+        book: SignalBook,
+        regions: Sequence[Region],
+        packages: PackageSource,
+        logs: LogSink,
+        effects: Effects,
+        planner: Callable[[World], Plan],
+        secrets: Secrets,
+        wall: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config, self.clock, self.store, self.book = config, clock, store, book
+        self.regions = {region.name: region for region in regions}
+        self.settings = config.planner_settings()
+        self._packages, self._logs, self._effects, self._planner = packages, logs, effects, planner
+        self._secrets, self._wall = secrets, wall
+        self.nudge: Callable[[], None] = lambda: None
+        self.nudge_plan: Callable[[], None] = lambda: None
+        self._lock = threading.Lock()
+        self._inflight: set[str] = set()
+        self._fresh: set[str] = set()  # attempts that this process committed and has never tried to send
+        self._again_at: dict[str, float] = {}
+        self._last_post_at: dict[str, datetime] = {}
+        self._jobs: dict[str, Job] = {}
+        self._views: dict[str, tuple[int, JobView]] = {}
+        self._attempts: dict[str, Attempt] = {}
+        self._seq = 0
+        self._plan: Plan | None = None
+        self._shifts_until: datetime | None = None
+        self._shifts: tuple[Any, ...] = ()
+        self._alarms: dict[str, AlarmStatus] = {}
+        self._unplanned = False
+        self._world: World | None = None
+        self.loops = self._table()
+
+    # --- the table of loops ---------------------------------------------------------------------------------------
+
+    def _table(self) -> list[Loop]:
+        """Name, period (wall seconds live), function of now. A replay's loops keep up with its faster time."""
+        fast = self.clock.speed
+        table = [
+            Loop("control", 1.0 if fast <= 60 else 0.25, self.tick),
+            Loop("plan", max(0.5, 30.0 / fast), self.plan),
+            Loop("ingest", max(1.0, 60.0 / fast), self.ingest),
+            Loop("housekeeping", 600.0, self.housekeeping),
+        ]
+        for region in self.regions.values():
+            table.append(Loop(f"observe {region.name}", region.config.observe_s, self._observer(region)))
+        return table
+
+    def _observer(self, region: Region) -> Callable[[datetime], None]:
+        def observe(now: datetime) -> None:
+            with self._lock:
+                ids = [a.submission_id for a in self._attempts.values() if a.region == region.name]
+            if region.due(len(ids)) and region.observe(ids):
+                self.nudge()
+
+        return observe
+
+    def start(self) -> None:
+        """Take over what an earlier control plane left: follow the logs of attempts that live."""
+        for attempt in self.store.live_attempts():
+            if attempt.accepted_at is not None and attempt.region in self.regions:
+                self._logs.watch(attempt)
+
+    # --- one tick -------------------------------------------------------------------------------------------------
+
+    def tick(self, now: datetime) -> None:
+        """Observe, decide, act, record."""
+        # 1. observe: the store, and the regions' last pictures
+        self._refresh()
+        self._record(self._changes_from_pictures(now))
+        # 2. decide, on one frozen picture
+        world = self._build_world(now)
+        actions = decide(world)
+        # 3. act: what is decided is recorded first; effects follow what is recorded
+        self._record(self._changes_from(actions, world, now))
+        self._drive(now)
+        # 4. remember what was seen, for whoever asks
+        self._note_alarms(actions, now)
+        self._world = world
+
+    def _refresh(self) -> None:
+        """Take in what changed in the store since the last look (submissions and intents from the API, our own changes)."""
+        changed, seq = self.store.jobs_changed_since(self._seq)
+        self._seq = seq
+        if not changed:
+            return
+        for job in changed:
+            if job.state in ENDED:
+                self._jobs.pop(job.id, None)
+                self._views.pop(job.id, None)
+            else:
+                if job.id not in self._jobs and job.flex.flexible:
+                    self._unplanned = True
+                self._jobs[job.id] = job
+        attempts = {attempt.job_id: attempt for attempt in self.store.live_attempts()}
+        with self._lock:
+            self._attempts = attempts
+        if self._unplanned:
+            self._unplanned = False
+            self.nudge_plan()
+
+    def _changes_from_pictures(self, now: datetime) -> list[Change]:
+        """What the last pictures of the regions mean for the jobs placed there."""
+        changes: list[Change] = []
+        pictures = {name: region.picture() for name, region in self.regions.items()}
+        for job in list(self._jobs.values()):
+            attempt = self._attempts.get(job.id)
+            if job.state not in PLACED or attempt is None:
+                continue
+            late = checkpoint_timeout(job, now, CHECKPOINT_GRACE_S * self.clock.speed)
+            if late is not None:
+                changes.append(late)
+                continue
+            picture, _, missing = pictures.get(attempt.region, (None, None, Counter[str]()))
+            seen = picture.seen.get(attempt.submission_id) if picture is not None else None
+            if seen is None:
+                continue
+            if seen.status is None and attempt.accepted_at is None:
+                # The cluster says it has no such submission, and was asked after our last try: it certainly never began.
+                posted = self._last_post_at.get(attempt.submission_id)
+                settled = posted is not None and seen.asked_at > posted and not self._is_inflight(attempt.submission_id)
+                if job.cancel_requested_at is not None and settled:
+                    books = Books(None, self.settings.currency)
+                    reason = "cancelled before its cluster took it"
+                    changes.append(
+                        finish(job, JobState.CANCELLED, reason, now, books=books, attempt=attempt, outcome="refused")
+                    )
+                continue
+            ended_at = min(max(seen.ended_at or now, attempt.started_at or attempt.launched_at), now)
+            ended = seen.status is None or seen.status.status not in ("PENDING", "RUNNING")
+            books = Books(self._usage(job, attempt, ended_at) if ended else None, self.settings.currency)
+            change = reconcile(
+                job,
+                attempt,
+                seen,
+                now,
+                books=books,
+                retry=Retry(AFTER_LOSS_S * self.clock.speed, self._losses(job.id) if ended else 0),
+                times_missing=missing[attempt.submission_id],
+            )
+            if change is not None:
+                changes.append(change)
+        return changes
+
+    def _losses(self, job_id: str) -> int:
+        return sum(attempt.outcome == "lost" for attempt in self.store.attempts(job_id))
+
+    def _usage(self, job: Job, attempt: Attempt, ended_at: datetime) -> Usage | None:
+        """Modelled energy, cost and carbon of an attempt over its run; None when it never ran."""
+        start = attempt.started_at
+        if start is None or ended_at <= start:
+            return None
+        return self.book.usage(self.regions[attempt.region].config, job.flex.power_w, start, ended_at, self.clock.now())
+
+    # --- the world ------------------------------------------------------------------------------------------------
+
+    def _build_world(self, now: datetime) -> World:
+        views = []
+        for job in self._jobs.values():
+            cached = self._views.get(job.id)
+            if cached is None or cached[0] != job.seq:
+                cached = (job.seq, view_of(job))
+                self._views[job.id] = cached
+            views.append(cached[1])
+        return World(
+            now=now,
+            jobs=tuple(views),
+            regions=tuple(self._region_view(region) for region in self.regions.values()),
+            budgets=self._budgets(now),
+            shifts=self._shift_windows(now),
+            settings=self.settings,
+            plan=self._plan,
+        )
+
+    def _region_view(self, region: Region) -> RegionView:
+        config = region.config
+        return RegionView(
+            name=region.name,
+            reachable=region.reachable(),
+            gpus=region.gpus(),
+            max_jobs=config.max_jobs,
+            power_limit_w=config.power_limit_w or None,
+            price=self.book.series(region.name, "price"),
+            carbon=self.book.series(region.name, "carbon"),
+            currency=self.book.currency(region.name) or config.currency,
+            fx=self.book.fx(region.name),
+            pue=config.pue,
+            carbon_kind=f"carbon_{config.carbon_signal}",
+        )
+
+    def _budgets(self, now: datetime) -> tuple[Budget, ...]:
+        return tuple(
+            Budget(e.region, e.start, e.end, e.limit_w, e.event_id, e.reason or f"event {e.event_id} from {e.source}")
+            for e in self.store.grid_events(ended_after=now)
+            if not e.test
+        )
+
+    def _shift_windows(self, now: datetime) -> tuple[Any, ...]:
+        """Occurrences of the shift rules up to the horizon, made anew each hour of clock time."""
+        if self._shifts_until is None or now >= self._shifts_until:
+            self._shifts = shift_windows(self.config, now, now + timedelta(seconds=self.settings.horizon_s + 3600))
+            self._shifts_until = now + timedelta(hours=1)
+        return self._shifts
+
+    # --- acting ---------------------------------------------------------------------------------------------------
+
+    def _changes_from(self, actions: Sequence[Action], world: World, now: datetime) -> list[Change]:
+        """The changes that record what was decided; effects are driven from the recorded state, never before it."""
+        changes: list[Change] = []
+        holds = 0
+        launching = Counter(
+            attempt.region for attempt in self._attempts.values() if attempt.accepted_at is None and attempt.ended_at is None
+        )
+        for action in actions:
+            if isinstance(action, Alarm):
+                continue
+            job = self._jobs.get(action.job_id)
+            if job is None:
+                continue
+            if isinstance(action, Launch):
+                if launching[action.region] < MAX_LAUNCHING:
+                    launching[action.region] += 1
+                    changes.append(launch_change(job, action.region, action.reason, now))
+            elif isinstance(action, AskCheckpoint):
+                fields = {"pause_requested_at": now, "checkpoint_saved_at": None}
+                changes.append(_change(job, now, "state", action.reason, to=JobState.PAUSING, fields=fields))
+            elif isinstance(action, EndCancelled):
+                books = Books(None, self.settings.currency)
+                changes.append(
+                    finish(job, JobState.CANCELLED, action.reason, now, books=books, attempt=None, outcome="stopped")
+                )
+            elif isinstance(action, StopAttempt):
+                if job.reason != action.reason:
+                    changes.append(_change(job, now, "note", action.reason))
+            elif isinstance(action, Hold) and holds < MAX_HOLDS:
+                planned = (action.planned_region, action.planned_start_at)
+                same_plan = planned == (job.planned_region, job.planned_start_at)
+                if same_plan and (job.reason == action.reason or action.planned_start_at is not None):
+                    continue  # only the figures in its sentence moved
+                holds += 1
+                fields = {"planned_region": planned[0], "planned_start_at": planned[1]}
+                changes.append(_change(job, now, "plan", action.reason, fields=fields))
+        return changes
+
+    def _record(self, changes: Sequence[Change]) -> None:
+        """Write changes; what went stale meanwhile is decided anew in the next tick."""
+        if not changes:
+            return
+        for change, outcome in zip(changes, self.store.apply(changes).result(), strict=True):
+            if isinstance(outcome, StaleState):
+                log.debug("stale: %s", outcome)
+            elif isinstance(outcome, Exception):
+                raise outcome
+            elif change.new_attempt is not None:
+                with self._lock:
+                    self._fresh.add(change.new_attempt.submission_id)
+            elif change.attempt_fields.get("ended_at") is not None:
+                attempt = self._attempts.get(change.job_id)
+                if attempt is not None:
+                    self._forget(attempt.submission_id)
+                    self._logs.finalize(attempt)
+        self._refresh()
+
+    def _drive(self, now: datetime) -> None:
+        """Bring the clusters to the recorded state: send what is launching, stop what is to stop. Safe to repeat."""
+        for job in self._jobs.values():
+            attempt = self._attempts.get(job.id)
+            if attempt is None or job.state not in PLACED or attempt.region not in self.regions:
+                continue
+            to_stop = job.cancel_requested_at is not None or (
+                job.state is JobState.PAUSING and job.checkpoint_saved_at is not None
+            )
+            if attempt.accepted_at is None and job.state is JobState.LAUNCHING:
+                if job.cancel_requested_at is None or attempt.submission_id not in self._last_post_at:
+                    self._start_effect(attempt, lambda job=job, attempt=attempt: self._launch(job, attempt))  # type: ignore[misc]
+            elif to_stop:
+                self._start_effect(attempt, self._stopper(attempt))
+
+    def _is_inflight(self, sid: str) -> bool:
+        with self._lock:
+            return sid in self._inflight
+
+    def _start_effect(self, attempt: Attempt, call: Callable[[], None]) -> None:
+        sid = attempt.submission_id
+        with self._lock:
+            if sid in self._inflight or self._wall() < self._again_at.get(sid, 0.0):
+                return
+            self._inflight.add(sid)
+        self._effects.submit(attempt.region, call)
+
+    def _end_effect(self, sid: str, again_s: float) -> None:
+        with self._lock:
+            self._inflight.discard(sid)
+            self._again_at[sid] = self._wall() + again_s
+
+    def _forget(self, sid: str) -> None:
+        with self._lock:
+            self._again_at.pop(sid, None)
+            self._last_post_at.pop(sid, None)
+            self._fresh.discard(sid)
+
+    def _launch(self, job: Job, attempt: Attempt) -> None:
+        """Submit an attempt and record what came of it. Unless this process committed it and never tried before, it may have
+        been sent already, so the cluster is asked first."""
+        sid, region = attempt.submission_id, self.regions[attempt.region]
+        with self._lock:
+            maybe_sent = sid not in self._fresh
+            self._fresh.discard(sid)
+        again_s = LAUNCH_AGAIN_S
+        try:
+            env = JobEnvironment(
+                url=self._secrets.public_url,
+                token=self._secrets.job_token(sid),
+                checkpoint_dir=self._secrets.checkpoint_dir(attempt.region, job.id),
+                helper_uri=self._secrets.helper_uri,
+                clock_speed=self.clock.speed,
+            )
+            submission = submission_for(job, attempt, env)
+            change: Change | None = None
+            try:
+                packages = self._packages.for_launch(submission.runtime_env)
+                region.cluster.submit(submission, packages, maybe_sent=maybe_sent)
+                change = self._accepted(job, attempt, region)
+                again_s = 0.0
+            except ClusterUnreachable as error:
+                change = self._unanswered(job, attempt, error, maybe_sent)
+            except GridshiftError as error:  # refused by the cluster, or a package that cannot be delivered
+                books = Books(None, self.settings.currency)
+                prefix = f"{region.name} refused it: " if isinstance(error, LaunchRefused) else ""
+                change = finish(
+                    job, JobState.FAILED, f"{prefix}{error}", self.clock.now(), books=books, attempt=attempt, outcome="refused"
+                )
+            with self._lock:
+                self._last_post_at[sid] = self.clock.now()
+            if change is not None:
+                for outcome in self.store.apply([change]).result():
+                    if isinstance(outcome, Exception) and not isinstance(outcome, StaleState):
+                        raise outcome
+        except Exception:
+            log.exception("launch of %s in %s went wrong; it is tried again", sid, attempt.region)
+        finally:
+            self._end_effect(sid, again_s)
+            self.nudge()
+
+    def _accepted(self, job: Job, attempt: Attempt, region: Region) -> Change:
+        accepted_at = self.clock.now()
+        try:
+            session: str | None = region.cluster.info().session
+        except ClusterUnreachable:
+            session = None
+        self._logs.watch(attempt)
+        fields = {"accepted_at": accepted_at, "ray_session": session}
+        reason = f"starting in {region.name}"
+        return _change(job, accepted_at, "note", reason, expect=JobState.LAUNCHING, attempt=attempt, attempt_fields=fields)
+
+    def _unanswered(self, job: Job, attempt: Attempt, error: ClusterUnreachable, maybe_sent: bool) -> Change | None:
+        """A launch without an answer: back to the queue when it certainly never left; else unknown, and unknown waits."""
+        now = self.clock.now()
+        if error.maybe_sent or maybe_sent:
+            reason = f"unknown: {attempt.region} did not answer the launch ({error}); asking again"
+            return (
+                None if job.reason == reason else _change(job, now, "note", reason, expect=JobState.LAUNCHING, attempt=attempt)
+            )
+        back = JobState.PAUSED if job.pauses else JobState.QUEUED
+        return _change(
+            job,
+            now,
+            "state",
+            f"{attempt.region} could not be reached to start it: {error}",
+            expect=JobState.LAUNCHING,
+            attempt=attempt,
+            to=back,
+            fields={"not_before_at": now + timedelta(seconds=LAUNCH_AGAIN_S * self.clock.speed)},
+            attempt_fields={"ended_at": now, "outcome": "refused", "message": str(error)},
+        )
+
+    def _stopper(self, attempt: Attempt) -> Callable[[], None]:
+        def stop() -> None:
+            try:
+                self.regions[attempt.region].cluster.stop(attempt.submission_id)
+            except ClusterUnreachable as error:
+                log.warning("stop of %s in %s got no answer: %s", attempt.submission_id, attempt.region, error)
+            finally:
+                self._end_effect(attempt.submission_id, STOP_AGAIN_S)
+
+        return stop
+
+    # --- submissions ----------------------------------------------------------------------------------------------
+
+    def admit(self, job: Job) -> "Future[Job]":
+        """Store a new job durably. One that nobody may hold is stored already launching, and sent on the moment that is
+        committed; all others wait for the next tick. Thread-safe."""
+        region = self._express_region(job)
+        if region is None:
+            future = self.store.add_job(job, "submitted")
+            future.add_done_callback(lambda done: self.nudge() if done.exception() is None else None)
+            return future
+        attempt = Attempt(job.id, 1, region, submission_id(job.id, 1), launched_at=job.submitted_at)
+        launching = replace(
+            job,
+            state=JobState.LAUNCHING,
+            attempt=1,
+            region=region,
+            reason=f"passed through to {region} at once: it has no gridshift metadata",
+        )
+        with self._lock:
+            self._inflight.add(attempt.submission_id)
+            self._fresh.add(attempt.submission_id)
+
+        def committed(done: "Future[Job]") -> None:
+            if done.exception() is None:
+                self._effects.submit(region, lambda: self._launch(launching, attempt))
+            else:
+                self._end_effect(attempt.submission_id, 0.0)
+
+        future = self.store.add_job(launching, launching.reason, attempt)
+        future.add_done_callback(committed)
+        return future
+
+    def _express_region(self, job: Job) -> str | None:
+        """Where an inflexible job may go without asking the policies: the default region, while nothing limits it."""
+        world = self._world
+        if job.flex.flexible or world is None or self.settings.default_region is None:
+            return None
+        view = next((one for one in world.regions if one.name == self.settings.default_region), None)
+        if (
+            view is None
+            or not self.regions[view.name].reachable()
+            or view.max_jobs is not None
+            or view.power_limit_w is not None
+        ):
+            return None
+        if any(budget.region == view.name for budget in world.budgets):
+            return None
+        with self._lock:
+            crowded = len(self._inflight) >= MAX_LAUNCHING
+        return None if crowded else view.name
+
+    # --- the other loops ------------------------------------------------------------------------------------------
+
+    def plan(self, now: datetime) -> None:
+        """Make a new plan when there is flexible work; the planner runs elsewhere and is waited for."""
+        self._plan_once(now)
+
+    def _plan_once(self, now: datetime) -> None:
+        world = self._world
+        if world is None or not any(view.flex.flexible for view in world.jobs):
+            return
+        self._plan = self._planner(replace(world, now=now, plan=self._plan))
+        self.nudge()
+
+    def ingest(self, now: datetime) -> None:
+        """Fetch what feeds have to say and lay it on the planner's slots."""
+        if self.book.refresh(now):
+            self.nudge_plan()
+
+    def housekeeping(self, now: datetime) -> None:
+        """Fetch ended attempts' logs a last time and delete them on their clusters, late enough to be safe."""
+        before = now - timedelta(seconds=FORGET_UPSTREAM_S * self.clock.speed)
+        for region in self.regions.values():
+            if not region.reachable():
+                continue
+            done = []
+            for attempt in self.store.ended_attempts_upstream(region.name, before):
+                try:
+                    region.cluster.delete(attempt.submission_id)
+                except ClusterUnreachable:
+                    break
+                done.append(attempt.submission_id)
+            if done:
+                self.store.mark_deleted_upstream(done).result()
+
+    # --- what others may see --------------------------------------------------------------------------------------
+
+    def _note_alarms(self, actions: Sequence[Action], now: datetime) -> None:
+        raised = {a.key: AlarmStatus(a.key, a.region, a.sentence, now) for a in actions if isinstance(a, Alarm)}
+        for region in self.regions.values():
+            _, error, _ = region.picture()
+            if error is not None and not region.reachable():
+                key = f"unreachable {region.name}"
+                raised[key] = AlarmStatus(key, region.name, f"{region.name} does not answer: {error}", now)
+        for attempt in self._attempts.values():
+            if attempt.region not in self.regions:
+                key = f"unknown region {attempt.region}"
+                sentence = (
+                    f"jobs run in region {attempt.region}, which is not in the configuration; add it back to learn of them"
+                )
+                raised[key] = AlarmStatus(key, attempt.region, sentence, now)
+        for loop in self.loops:
+            if loop.last_error is not None and loop.name != "control":
+                key = f"loop {loop.name}"
+                raised[key] = AlarmStatus(key, None, f"the {loop.name} loop fails: {loop.last_error}", now)
+        for key, region_name, sentence in self.book.alarms(now):
+            raised[key] = AlarmStatus(key, region_name, sentence, now)
+        self._alarms = {
+            key: replace(alarm, since=self._alarms[key].since) if key in self._alarms else alarm
+            for key, alarm in raised.items()
+        }
+
+    def snapshot(self) -> Snapshot:
+        """The last world and what was observed. Thread-safe: it reads values that are replaced, never changed."""
+        world = self._world or self._build_world(self.clock.now())
+        return Snapshot(
+            world=replace(world, plan=self._plan),
+            regions=tuple(self._region_status(region, world) for region in self.regions.values()),
+            alarms=tuple(self._alarms.values()),
+            loops=tuple(
+                LoopStatus(loop.name, loop.period_s, loop.last_run_at, loop.last_s, loop.runs, loop.last_error)
+                for loop in self.loops
+            ),
+        )
+
+    def _region_status(self, region: Region, world: World) -> RegionStatus:
+        picture, error, _ = region.picture()
+        placed = [view for view in world.jobs if view.state in PLACED and view.region == region.name]
+        limits = [b.limit_w for b in world.budgets if b.region == region.name and b.start <= world.now]
+        return RegionStatus(
+            name=region.name,
+            address=region.config.address,
+            reachable=region.reachable(),
+            observed_at=picture.taken_at if picture else None,
+            error=error,
+            ray_version=picture.info.ray_version if picture else None,
+            gpus=region.gpus(),
+            gpus_used=sum(view.flex.gpus for view in placed),
+            jobs_running=sum(view.state is not JobState.LAUNCHING for view in placed),
+            draw_w=sum(view.flex.power_w for view in placed if view.state is not JobState.LAUNCHING) * region.config.pue,
+            budget_w=min(limits, default=None),
+        )
+
+    def job_token(self, sid: str) -> str:
+        """The token of an attempt: anyone with the server's secret can make it, nobody else can guess it."""
+        return self._secrets.job_token(sid)
+
+
+def _change(
+    job: Job,
+    at: datetime,
+    kind: str,
+    reason: str,
+    *,
+    expect: JobState | None = None,
+    attempt: Attempt | None = None,
+    to: JobState | None = None,
+    fields: Mapping[str, Any] | None = None,
+    attempt_fields: Mapping[str, Any] | None = None,
+) -> Change:
+    """A change to ``job`` expected as it was seen."""
+    return Change(
+        job_id=job.id,
+        at=at,
+        kind=kind,
+        reason=reason,
+        expect=expect or job.state,
+        expect_attempt=attempt.attempt if attempt else job.attempt,
+        to=to,
+        fields=fields or {},
+        attempt_fields=attempt_fields or {},
+    )
+
+
+def launch_change(job: Job, region: str, reason: str, now: datetime) -> Change:
+    """The change that starts the next attempt of ``job`` in ``region``."""
+    number = job.attempt + 1
+    attempt = Attempt(job.id, number, region, submission_id(job.id, number), launched_at=now)
+    fields = {"attempt": number, "region": region, "not_before_at": None, "run_started_at": None}
+    return Change(
+        job_id=job.id,
+        at=now,
+        kind="state",
+        reason=reason,
+        expect=job.state,
+        expect_attempt=job.attempt,
+        to=JobState.LAUNCHING,
+        fields=fields,
+        new_attempt=attempt,
+    )
+
+
+def view_of(job: Job) -> JobView:
+    """What policies see of a job."""
+    least_s = min(60.0, 0.1 * job.flex.runtime_s)
+    return JobView(
+        id=job.id,
+        state=job.state,
+        state_since=job.state_since,
+        submitted_at=job.submitted_at,
+        flex=job.flex,
+        remaining_s=max(job.flex.runtime_s - job.progress_s, least_s),
+        region=job.region,
+        run_started_at=job.run_started_at,
+        attempt=job.attempt,
+        held=job.held,
+        cancel_requested=job.cancel_requested_at is not None,
+        pause_requested=job.state is JobState.PAUSING,
+        checkpoint_saved=job.checkpoint_saved_at is not None,
+        checkpoint_misses=job.checkpoint_misses,
+        last_pause_asked_at=job.pause_requested_at,
+        not_before_at=job.not_before_at,
+        reason=job.reason,
+        planned_region=job.planned_region,
+        planned_start_at=job.planned_start_at,
+    )

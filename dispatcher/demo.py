@@ -1,0 +1,320 @@
+"""``gridshift demo``: two real Ray clusters on this machine, a dozen real jobs, and a day that passes in two minutes.
+
+Time is a replay, prices and carbon are the shipped synthetic profile, and energy is modelled from each job's stated draw: all
+three are said on the screen and in the JSON. The clusters, the jobs, the control plane and the pauses are real.
+"""
+
+import base64
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import requests
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+from standardwebhooks import Webhook
+
+from dispatcher.client import Client
+from dispatcher.clock import SystemClock
+from dispatcher.errors import GridshiftError
+from dispatcher.local_ray import LocalRay, free_port
+from dispatcher.up import end_process
+
+SPEED = 720.0  # a day in two minutes
+START = datetime(2026, 1, 14, 5, 0, tzinfo=UTC)
+LIMIT_S = 270.0
+SCARCITY_AT_S, SCARCITY_LENGTH_S = 32.0, 30.0  # wall seconds after the first submission
+SCARCE_REGION, OTHER_REGION = "north", "south"
+STEP_S = 0.5
+
+#: name, steps, deadline (hours of the replay), pausable, draw W
+JOBS = [
+    ("train-a", 60, 22, "checkpoint", 5600),
+    ("train-b", 56, 22, "checkpoint", 5600),
+    ("train-c", 48, 20, "checkpoint", 4900),
+    ("train-d", 44, 24, "checkpoint", 4900),
+    ("tune-a", 24, 14, "checkpoint", 2800),
+    ("tune-b", 24, 16, "checkpoint", 2800),
+    ("eval-a", 10, 10, "no", 1400),
+    ("eval-b", 10, 12, "no", 1400),
+    ("eval-c", 8, 18, "no", 1400),
+    ("index-a", 16, 20, "no", 2100),
+    ("index-b", 16, 22, "no", 2100),
+    ("report", 4, None, "no", 700),
+]
+
+CONFIG = """\
+[server]
+port = {port}
+data_dir = "{data_dir}"
+[planning]
+currency = "EUR"
+carbon_price_per_tonne = 80.0
+horizon_hours = 30
+default_runtime = "1h"
+min_chunk = "30m"
+[replay]
+start = "{start}"
+speed = {speed}
+[[webhook]]
+source = "utility"
+secret_env = "GRIDSHIFT_DEMO_WEBHOOK_SECRET"
+"""
+REGION = """\
+[[region]]
+name = "{name}"
+address = "{address}"
+gpus = 3
+pue = 1.2
+currency = "EUR"
+observe_s = 0.5
+[[region.price]]
+feed = "synthetic"
+currency = "EUR"
+price_mean = {price}
+price_swing = {swing}
+phase_h = {phase}
+[[region.carbon]]
+feed = "synthetic"
+carbon_mean = {carbon}
+carbon_swing = {carbon_swing}
+phase_h = {phase}
+"""
+
+
+@contextlib.contextmanager
+def clusters(base: Path, say: Console) -> Iterator[dict[str, LocalRay]]:
+    """Two Ray clusters side by side, gone at the end whatever happens."""
+    rays = {name: LocalRay(name, base_dir=base, num_cpus=8, num_gpus=3) for name in (SCARCE_REGION, OTHER_REGION)}
+    try:
+        with say.status("starting two Ray clusters on this machine ..."), ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda ray: ray.start(), rays.values()))
+        yield rays
+    finally:
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda ray: ray.stop(), rays.values()))
+
+
+@contextlib.contextmanager
+def control_plane(base: Path, rays: dict[str, LocalRay], secret: str) -> Iterator[str]:
+    """A control plane of our own over ``rays``; yields its address."""
+    port = free_port()
+    north = REGION.format(
+        name=SCARCE_REGION, address=rays[SCARCE_REGION].address, price=70, swing=45, phase=0, carbon=260, carbon_swing=140
+    )
+    south = REGION.format(
+        name=OTHER_REGION, address=rays[OTHER_REGION].address, price=85, swing=60, phase=8, carbon=320, carbon_swing=200
+    )
+    config = base / "gridshift.toml"
+    config.write_text(
+        CONFIG.format(port=port, data_dir=base / "data", start=START.isoformat(), speed=SPEED) + north + south, encoding="utf-8"
+    )
+    log = base / "control-plane.log"
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "GRIDSHIFT_"))}
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "dispatcher.cli", "serve", "--config", str(config)],
+            env={**env, "GRIDSHIFT_DEMO_WEBHOOK_SECRET": secret},
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
+    address = f"http://127.0.0.1:{port}"
+    try:
+        deadline = time.monotonic() + 30
+        while True:
+            with contextlib.suppress(requests.RequestException):
+                if requests.get(f"{address}/readyz", timeout=1).ok:
+                    break
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise GridshiftError(f"the control plane did not start:\n{log.read_text(errors='replace')[-2000:]}")
+            time.sleep(0.1)
+        yield address
+    finally:
+        end_process(process, 15)
+
+
+def submit_all(client: Client, workdir: Path) -> list[str]:
+    """Submit the dozen jobs; returns their ids."""
+    shutil.copy(Path(__file__).with_name("demo_job.py"), workdir / "job.py")
+    ids = []
+    for name, steps, deadline_h, pausable, power_w in JOBS:
+        runtime_s = (steps * STEP_S + 1.0) * SPEED
+        flex: dict[str, Any] = {}
+        if deadline_h is not None:
+            flex = {"deadline": f"{deadline_h}h", "runtime": f"{runtime_s:.0f}s", "pausable": pausable, "power_w": power_w}
+        if pausable == "checkpoint":
+            flex |= {"checkpoint_s": 5 * SPEED, "restart_s": 3 * SPEED}
+        job = client.submit(
+            f"python job.py {steps} {STEP_S}", submission_id=name, num_gpus=1, working_dir=str(workdir), group=None, **flex
+        )
+        ids.append(job.id)
+    return ids
+
+
+def call_scarcity(address: str, secret: str, now: datetime) -> None:
+    """Send the one event of the demonstration as a utility would: signed, over HTTP."""
+    body = json.dumps(
+        {
+            "type": "power_budget",
+            "data": {
+                "event_id": "scarcity-1",
+                "region": SCARCE_REGION,
+                "start": now.isoformat(),
+                "end": (now + timedelta(seconds=SCARCITY_LENGTH_S * SPEED)).isoformat(),
+                "limit_w": 0,
+                "reason": "scarcity: the grid operator asks for everything that can go",
+            },
+        }
+    )
+    sent_at, message_id = SystemClock().now(), f"msg_{secrets.token_hex(8)}"
+    headers = {
+        "webhook-id": message_id,
+        "webhook-timestamp": str(int(sent_at.timestamp())),
+        "webhook-signature": Webhook(secret).sign(message_id, sent_at, body),
+        "content-type": "application/json",
+    }
+    requests.post(f"{address}/v1/webhooks/utility", data=body, headers=headers, timeout=10).raise_for_status()
+
+
+def _hhmm(value: str | None) -> str:
+    return datetime.fromisoformat(value).strftime("%a %H:%M") if value else "-"
+
+
+STYLE = {"running": "bold green", "succeeded": "green", "failed": "bold red", "pausing": "yellow", "paused": "bold yellow"}
+
+
+def picture(status: dict[str, Any], regions: list[dict[str, Any]], jobs: list[dict[str, Any]]) -> Group:
+    """The live view: time, regions, jobs with their sentences."""
+    now = datetime.fromisoformat(status["now"])
+    head = Text.assemble(
+        ("gridshift demo  ", "bold"),
+        f"{now:%a %H:%M}Z ",
+        (f" time x{SPEED:g}: a day in {86400 / SPEED:.0f} s · synthetic prices and carbon · modelled energy", "dim"),
+    )
+    grid = Table(box=None, pad_edge=False)
+    for title in ("region", "price now", "carbon now", "GPUs", "draw", "limit"):
+        grid.add_column(title, justify="left" if title == "region" else "right")
+    for r in regions:
+        price, carbon = r.get("price") or {}, r.get("carbon") or {}
+        budget = r.get("budget_w")
+        grid.add_row(
+            r["name"] if r["reachable"] else f"{r['name']} (unreachable)",
+            "unknown" if price.get("now") is None else f"{price['now']:.0f} {price['unit']}",
+            "unknown" if carbon.get("now") is None else f"{carbon['now']:.0f} g/kWh",
+            f"{r['gpus_used']:g}/{r['gpus']:g}" if r.get("gpus") is not None else f"{r['gpus_used']:g}",
+            f"{r['draw_w'] / 1000:.1f} kW",
+            Text("-" if budget is None else f"{budget / 1000:.1f} kW", style="" if budget is None else "bold red"),
+        )
+    table = Table(box=None, pad_edge=False)
+    for title in ("job", "state", "region", "why"):
+        table.add_column(title, no_wrap=True, overflow="ellipsis")
+    for job in jobs:
+        table.add_row(job["id"], Text(job["state"], style=STYLE.get(job["state"], "")), job["region"] or "-", job["reason"])
+    return Group(head, grid, Text(), table)
+
+
+def result(address: str, client: Client, ids: list[str]) -> dict[str, Any]:
+    """The final object of ``gridshift demo --json``."""
+    jobs = [client.get(job_id) for job_id in ids]
+    savings = requests.get(f"{address}/v1/savings", timeout=30).json()
+    totals = savings["totals"]
+    keys = ("id", "region", "state", "deadline_at", "started_at", "finished_at", "pauses", "energy_kwh", "cost", "carbon_kg")
+    rows = [{key: job[key] for key in keys} for job in jobs]
+    wanted = ("energy_kwh", "cost", "cost_run_now", "carbon_kg", "carbon_kg_run_now", "deadline_misses")
+    return {
+        "jobs": rows,
+        "energy_basis": savings["energy_basis"],
+        "currency": savings["currency"],
+        "time": f"replay, {SPEED:g} times as fast as the wall clock",
+        "signals": "synthetic",
+        "totals": {key: totals[key] for key in wanted},
+    }
+
+
+def show(outcome: dict[str, Any], say: Console) -> None:
+    """Print the final table."""
+    table = Table(title="what ran where and when (synthetic prices, modelled energy)")
+    for title in ("job", "region", "state", "started", "finished", "deadline", "pauses", "kWh", "EUR", "kg CO2e"):
+        table.add_column(title, justify="right" if title in ("pauses", "kWh", "EUR", "kg CO2e") else "left")
+    for job in outcome["jobs"]:
+        number = [("unknown" if job[key] is None else f"{job[key]:.2f}") for key in ("energy_kwh", "cost", "carbon_kg")]
+        times = [_hhmm(job[key]) for key in ("started_at", "finished_at", "deadline_at")]
+        table.add_row(job["id"], job["region"] or "-", job["state"], *times, str(job["pauses"]), *number)
+    say.print(table)
+    totals = outcome["totals"]
+    for name, unit in (("cost", "EUR"), ("carbon_kg", "kg CO2e")):
+        ours, base = totals[name], totals[f"{name}_run_now"]
+        if ours is None or base is None:
+            say.print(f"{name}: unknown")
+        else:
+            share = f"{(1 - ours / base) * 100:.0f} % less" if base > 0 else "no baseline"
+            say.print(f"{unit}: {ours:.2f} against {base:.2f} if each job had run at once ({share})")
+    say.print(f"missed deadlines: {totals['deadline_misses']}")
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def main(*, as_json: bool = False) -> int:
+    """Run the demonstration; returns the exit code. Everything it started is gone at the end, also after Ctrl-C."""
+    say = Console(stderr=as_json)
+    signal.signal(signal.SIGTERM, _interrupt)
+    secret = "whsec_" + base64.b64encode(secrets.token_bytes(24)).decode()
+    base = Path(tempfile.mkdtemp(prefix="gsd"))
+    try:
+        with clusters(base, say) as rays, control_plane(base, rays, secret) as address:
+            outcome = _play(address, base, secret, say)
+    except KeyboardInterrupt:
+        print("interrupted; everything that was started has been stopped", file=sys.stderr)
+        return 1
+    except GridshiftError as error:
+        print(f"gridshift: {error}", file=sys.stderr)
+        return 1
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
+    if as_json:
+        print(json.dumps(outcome))
+    else:
+        show(outcome, say)
+    return 0 if all(job["state"] == "succeeded" for job in outcome["jobs"]) else 1
+
+
+def _play(address: str, base: Path, secret: str, say: Console) -> dict[str, Any]:
+    client = Client(address)
+    workdir = base / "job"
+    workdir.mkdir()
+    ids = submit_all(client, workdir)
+    started, called = time.monotonic(), False
+    live = Live(console=say, refresh_per_second=4) if say.is_terminal else contextlib.nullcontext()
+    with live as view:
+        while True:
+            status = requests.get(f"{address}/v1/status", timeout=10).json()
+            jobs = [client.get(job_id) for job_id in ids]
+            elapsed_s = time.monotonic() - started
+            if not called and elapsed_s >= SCARCITY_AT_S:
+                call_scarcity(address, secret, datetime.fromisoformat(status["now"]))
+                called = True
+            if view is not None:
+                view.update(picture(status, requests.get(f"{address}/v1/regions", timeout=10).json()["regions"], jobs))
+            if all(job["state"] in ("succeeded", "failed", "cancelled") for job in jobs):
+                return result(address, client, ids)
+            if elapsed_s > LIMIT_S:
+                waiting = ", ".join(f"{job['id']} is {job['state']} ({job['reason']})" for job in jobs if not job["finished_at"])
+                raise GridshiftError(f"not done after {LIMIT_S:g} s: {waiting}")
+            time.sleep(0.4)

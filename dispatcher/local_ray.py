@@ -1,0 +1,311 @@
+"""A real Ray head on this machine as our child: started on free ports, stopped with every process it made.
+
+It knows nothing of jobs. It never touches another Ray: its processes carry a mark of their own in their environment.
+"""
+
+import atexit
+import contextlib
+import fcntl
+import importlib.util
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import IO, Any
+
+import requests
+
+from dispatcher.errors import GridshiftError
+
+#: Every process below a local Ray inherits this variable; its value is that Ray's temp dir.
+MARK = "GRIDSHIFT_LOCAL_RAY"
+#: Wall seconds within which a head must answer; a loaded two-core machine needs 20 or more.
+START_LIMIT_S = 120.0
+#: Wall seconds between asking processes to end and making them.
+STOP_GRACE_S = 5.0
+#: Ray's sockets lie about 65 characters below its temp dir and may have 107 in all.
+MAX_TEMP_DIR_CHARS = 40
+MIB = 1 << 20
+
+
+def free_port() -> int:
+    """A TCP port on loopback that nobody uses at this moment."""
+    return free_ports(1)[0]
+
+
+def free_ports(count: int) -> list[int]:
+    """``count`` different TCP ports that nobody uses at this moment, on any address."""
+    with contextlib.ExitStack() as stack:
+        held = []
+        for _ in range(count):
+            sock = stack.enter_context(socket.socket())
+            sock.bind(("", 0))
+            held.append(int(sock.getsockname()[1]))
+        return held
+
+
+def marked_processes(temp_dir: Path | str) -> set[int]:
+    """The pids of all live processes that belong to the local Ray with this temp dir, by their environment or command line."""
+    found = set()
+    # Compared with its terminator, so that the dir "gs1" does not match "gs12".
+    mark, word = f"{MARK}={temp_dir}\0".encode(), f"{temp_dir}/".encode()
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            if mark in (entry / "environ").read_bytes() + b"\0" or word in (entry / "cmdline").read_bytes():
+                state = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+                if state not in "ZX":
+                    found.add(int(entry.name))
+        except (OSError, IndexError):
+            continue  # it ended while we looked, or it is another user's
+    return found
+
+
+def end_marked(temp_dir: Path | str, grace_s: float = STOP_GRACE_S) -> None:
+    """End every process of that local Ray: ask, wait up to ``grace_s``, then make. Returns when none is left."""
+    deadline = time.monotonic() + grace_s
+    asked: set[int] = set()
+    while left := marked_processes(temp_dir):
+        late = time.monotonic() > deadline
+        for pid in left if late else left - asked:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
+        asked |= left
+        if time.monotonic() > deadline + 10:
+            raise GridshiftError(f"processes {sorted(left)} of the local Ray in {temp_dir} do not end")
+        time.sleep(0.05)
+
+
+class LocalRay:
+    """One Ray head named ``name``; two with different names (or base dirs) run side by side.
+
+    Its state file lies in ``base_dir``, so that the next start there cleans up what a crash left behind. ``num_gpus`` None
+    lets Ray count the GPUs. ``token_mode`` makes the cluster demand a token, which is then in ``token``. Raises GridshiftError
+    when Ray is not installed, does not start in time, or when another live process already runs this one.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        base_dir: Path,
+        num_cpus: int,
+        num_gpus: int | None = None,
+        token_mode: bool = False,
+        object_store_mb: int = 100,
+        env: dict[str, str] | None = None,
+        start_limit_s: float = START_LIMIT_S,
+    ) -> None:
+        self.name = name
+        self.token: str | None = secrets.token_urlsafe(24) if token_mode else None
+        self._base_dir = base_dir
+        self._num_cpus, self._num_gpus, self._object_store_mb = num_cpus, num_gpus, object_store_mb
+        self._extra_env = dict(env or {})
+        self._limit_s = start_limit_s
+        self._port: int | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._home: Path | None = None
+        self._lock_file: IO[str] | None = None
+        self._stop_lock = threading.Lock()
+
+    @property
+    def address(self) -> str:
+        """Where its Jobs API listens; raises GridshiftError before start."""
+        if self._port is None:
+            raise GridshiftError(f"the local Ray {self.name!r} has not been started")
+        return f"http://127.0.0.1:{self._port}"
+
+    @property
+    def temp_dir(self) -> Path | None:
+        """Ray's own temp dir while it runs."""
+        return None if self._home is None else self._home / "r"
+
+    @property
+    def pid(self) -> int | None:
+        """The pid of the head's first process while it runs."""
+        return None if self._process is None else self._process.pid
+
+    def processes(self) -> set[int]:
+        """The pids of everything that belongs to it now."""
+        return set() if self._home is None else marked_processes(self._home)
+
+    def start(self) -> "LocalRay":
+        """Start the head and wait until its Jobs API answers. On failure nothing is left behind."""
+        if self._process is not None:
+            raise GridshiftError(f"the local Ray {self.name!r} runs already")
+        if importlib.util.find_spec("ray") is None:
+            raise GridshiftError("Ray is not installed here; install it with: pip install 'gridshift[ray]'")
+        self._take_over()
+        atexit.register(self.stop)
+        try:
+            # A port found free can be taken before Ray binds it; a second try with new ones settles that.
+            if not self._try_start() and not self._try_start():
+                raise GridshiftError(self._story("ended while starting"))
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """End every process that it started and remove its temp dir; safe to call twice and from any thread."""
+        with self._stop_lock:
+            self._end()
+            if self._lock_file is not None:
+                self._state_path().unlink(missing_ok=True)
+                self._lock_file.close()
+                self._lock_file = None
+            atexit.unregister(self.stop)
+
+    def kill(self) -> None:
+        """SIGKILL everything at once, as a machine that loses power would; for tests. ``stop`` still tidies up."""
+        end_marked(self._home or "/nonexistent", grace_s=-1.0)
+        if self._process is not None:
+            self._process.wait()
+
+    def __enter__(self) -> "LocalRay":
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _state_path(self) -> Path:
+        return self._base_dir / f"local-ray-{self.name}.json"
+
+    def _take_over(self) -> None:
+        """Make this Ray ours alone, and clean up after a predecessor that crashed."""
+        self._base_dir.mkdir(parents=True, exist_ok=True)
+        lock_file = self._state_path().with_suffix(".lock").open("w")
+        try:
+            fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock_file.close()
+            raise GridshiftError(
+                f"another gridshift process runs the local Ray {self.name!r} of {self._base_dir}; stop that one first"
+            ) from None
+        self._lock_file = lock_file
+        with contextlib.suppress(FileNotFoundError, ValueError, KeyError):
+            left = Path(json.loads(self._state_path().read_text())["home"])
+            if left.name.startswith("gs") and left.is_absolute():
+                end_marked(left, grace_s=1.0)
+                shutil.rmtree(left, ignore_errors=True)
+
+    def _try_start(self) -> bool:
+        """One try; False when the head ended at once."""
+        self._end()
+        root = tempfile.gettempdir()
+        if len(root) + len("/gsxxxxxxxx/r") > MAX_TEMP_DIR_CHARS:
+            root = "/tmp"
+        home = Path(tempfile.mkdtemp(prefix="gs", dir=root))
+        self._home = home
+        self._state_path().write_text(json.dumps({"home": str(home)}))
+        ports = free_ports(9)
+        self._port = ports[1]
+        (home / "r").mkdir()
+        with (home / "head.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                self._command(home, ports),
+                env=self._env(home),
+                cwd=home,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # Ctrl-C in our terminal must reach us alone: we end Ray, in order.
+                start_new_session=True,
+            )
+        return self._wait_ready()
+
+    def _command(self, home: Path, ports: list[int]) -> list[str]:
+        gcs, dashboard, client, agent_http, agent_grpc, node, objects, metrics, env_agent = map(str, ports)
+        options = {
+            "port": gcs,
+            "dashboard-host": "127.0.0.1",
+            "dashboard-port": dashboard,
+            "ray-client-server-port": client,
+            "dashboard-agent-listen-port": agent_http,
+            "dashboard-agent-grpc-port": agent_grpc,
+            "node-manager-port": node,
+            "object-manager-port": objects,
+            "metrics-export-port": metrics,
+            "runtime-env-agent-port": env_agent,
+            # 0 lets the system give each worker a free port, so that two heads never hand out the same one.
+            "min-worker-port": "0",
+            "max-worker-port": "0",
+            "temp-dir": str(home / "r"),
+            "node-ip-address": "127.0.0.1",
+            "object-store-memory": str(self._object_store_mb * MIB),
+            "num-cpus": str(self._num_cpus),
+            "include-dashboard": "true",
+            **({} if self._num_gpus is None else {"num-gpus": str(self._num_gpus)}),
+        }
+        flags = [f"--{key}={value}" for key, value in options.items()]
+        return [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats", *flags]
+
+    def _env(self, home: Path) -> dict[str, str]:
+        # Our own variables may hold tokens and another Ray's address; jobs inherit what Ray gets.
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "GRIDSHIFT_"))}
+        env |= {
+            MARK: str(home),
+            "PATH": f"{Path(sys.executable).parent}:{env.get('PATH', os.defpath)}",
+            "RAY_AUTH_MODE": "disabled",
+            # One idle Python process per CPU, started ahead of any task, is memory that a laptop lacks.
+            "RAY_enable_worker_prestart": "0",
+            "RAY_prestart_worker_first_driver": "0",
+            "PYTHONUNBUFFERED": "1",
+            **self._extra_env,
+        }
+        if self.token is not None:
+            path = home / "token"
+            path.touch(mode=0o600)
+            path.write_text(self.token)
+            env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(path)}
+        return env
+
+    def _wait_ready(self) -> bool:
+        assert self._process is not None
+        deadline = time.monotonic() + self._limit_s
+        headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        with requests.Session() as http:
+            http.trust_env = False
+            while self._process.poll() is None:
+                with contextlib.suppress(requests.RequestException, ValueError):
+                    version = http.get(f"{self.address}/api/version", headers=headers, timeout=5)
+                    if version.ok and "session_name" in version.json():
+                        jobs: Any = http.get(f"{self.address}/api/jobs/", headers=headers, timeout=5)
+                        if jobs.ok and isinstance(jobs.json(), list):
+                            return True
+                if time.monotonic() > deadline:
+                    raise GridshiftError(self._story(f"did not answer within {self._limit_s:g} s"))
+                time.sleep(0.1)
+        return False
+
+    def _story(self, what: str) -> str:
+        log = self._home / "head.log" if self._home else None
+        text = log.read_text(errors="replace") if log and log.exists() else ""
+        return f"the local Ray {self.name!r} {what}; it said:\n{text[-1500:].strip()}"
+
+    def _end(self) -> None:
+        """End the processes of this try and remove its folder."""
+        process, home = self._process, self._home
+        if process is not None and process.poll() is None:
+            process.terminate()
+        if home is not None:
+            waiter = None
+            if process is not None:
+                # Reaped beside, or the head would stay a zombie until all the others have gone.
+                waiter = threading.Thread(target=process.wait, daemon=True)
+                waiter.start()
+            end_marked(home)
+            if waiter is not None:
+                waiter.join(STOP_GRACE_S)
+            shutil.rmtree(home, ignore_errors=True)
+        self._process = self._home = self._port = None
+

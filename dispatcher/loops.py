@@ -1,0 +1,141 @@
+"""The table of loops that drive everything: APScheduler runs it live, a virtual clock runs it in simulation.
+
+A loop is a name, a period and a function of ``now``. This module knows nothing of what the functions do.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from apscheduler.executors.pool import ThreadPoolExecutor
+from apscheduler.schedulers.background import BackgroundScheduler
+
+from dispatcher.clock import Clock, SystemClock, VirtualClock
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Loop:
+    """One row of the table. ``period_s`` is wall seconds when live and clock seconds in simulation. ``run`` gets ``now``."""
+
+    name: str
+    period_s: float
+    run: Callable[[datetime], None]
+    runs: int = 0
+    last_run_at: datetime | None = None
+    last_s: float = 0.0
+    last_error: str | None = None
+    _again: threading.Event = field(default_factory=threading.Event, repr=False)
+    _busy: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def once(self, clock: Clock) -> None:
+        """Run now; a call that comes while it runs makes it run once more instead of being lost."""
+        self._again.set()
+        while self._again.is_set() and self._busy.acquire(blocking=False):
+            try:
+                self._again.clear()
+                self._run(clock)
+            finally:
+                self._busy.release()
+
+    def _run(self, clock: Clock) -> None:
+        started = time.perf_counter()
+        now = clock.now()
+        try:
+            self.run(now)
+            self.last_error = None
+        except Exception as error:
+            if self.last_error is None:
+                log.exception("loop %s failed", self.name)
+            self.last_error = f"{type(error).__name__}: {error}"
+        self.runs += 1
+        self.last_run_at = now
+        self.last_s = time.perf_counter() - started
+
+
+class LiveLoops:
+    """Runs a table under APScheduler; ``nudge`` runs a loop between its periods."""
+
+    #: Nudges that come closer than this share one run, so that a flood of submissions does not become a flood of runs.
+    MIN_GAP_S = 0.005
+
+    def __init__(self, loops: Sequence[Loop], clock: Clock, nudged: Sequence[str] = ()) -> None:
+        self.loops, self._clock = list(loops), clock
+        pool = ThreadPoolExecutor(max_workers=len(self.loops) + 2)
+        self._scheduler = BackgroundScheduler(executors={"default": pool}, timezone="UTC", daemon=True)
+        logging.getLogger("apscheduler").setLevel(logging.ERROR)
+        self._stopping = threading.Event()
+        self._wake = {name: threading.Event() for name in nudged}
+        self._nudgers = [
+            threading.Thread(target=self._serve_nudges, args=[loop], name=f"nudge-{loop.name}", daemon=True)
+            for loop in self.loops
+            if loop.name in self._wake
+        ]
+
+    def start(self) -> None:
+        """Start every loop, the first run of each at once."""
+        for loop in self.loops:
+            self._scheduler.add_job(
+                loop.once,
+                "interval",
+                seconds=loop.period_s,
+                args=[self._clock],
+                id=loop.name,
+                max_instances=2,
+                coalesce=True,
+                misfire_grace_time=None,
+                next_run_time=SystemClock().now(),
+            )
+        self._scheduler.start()
+        for thread in self._nudgers:
+            thread.start()
+
+    def nudge(self, name: str) -> None:
+        """Run a loop as soon as it can; cheap, from any thread."""
+        self._wake[name].set()
+
+    def _serve_nudges(self, loop: Loop) -> None:
+        wake = self._wake[loop.name]
+        while not self._stopping.is_set():
+            wake.wait()
+            wake.clear()
+            if not self._stopping.is_set():
+                loop.once(self._clock)
+                self._stopping.wait(self.MIN_GAP_S)
+
+    def stop(self) -> None:
+        """Let the running loops finish and start no more."""
+        self._stopping.set()
+        for wake in self._wake.values():
+            wake.set()
+        if self._scheduler.running:
+            self._scheduler.shutdown(wait=True)
+        for thread in self._nudgers:
+            thread.join()
+
+
+def run_virtual(
+    loops: Sequence[Loop], clock: VirtualClock, until: datetime, *, events: Callable[[], datetime | None] | None = None
+) -> None:
+    """Run a table under virtual time: jump to the next due loop or outside event, run what is due, until ``until``.
+
+    ``events`` tells when something outside happens next (a simulated cluster's next change), or None. An error in a loop is
+    raised: a simulation must not go on over it.
+    """
+    due = {loop.name: clock.now() for loop in loops}
+    while clock.now() < until:
+        soonest = min(due.values())
+        outside = events() if events is not None else None
+        when = min(soonest, outside) if outside is not None and outside > clock.now() else soonest
+        clock.move_to(min(when, until))
+        now = clock.now()
+        for loop in loops:
+            if due[loop.name] <= now:
+                loop.once(clock)
+                if loop.last_error is not None:
+                    raise RuntimeError(f"loop {loop.name} at {now.isoformat()}: {loop.last_error}")
+                due[loop.name] = now + timedelta(seconds=loop.period_s)

@@ -1,0 +1,79 @@
+"""Plans in a worker process, so that the API and the one-second control loop never wait for a plan.
+
+The worker holds no state: it gets a World and returns a Plan. A worker that died or took too long is replaced.
+"""
+
+import logging
+import multiprocessing
+import threading
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+from dispatcher.errors import GridshiftError
+from policies.world import Plan, World
+
+log = logging.getLogger(__name__)
+
+#: Wall seconds after which a plan is given up; the old plan and the last safe moments go on meanwhile.
+PLAN_LIMIT_S = 120.0
+
+
+class PlanFailed(GridshiftError):
+    """No plan could be made; the last one is kept and jobs still start at their last safe moment."""
+
+
+def _plan(world: World) -> Plan:
+    # imported in the worker only: numpy has no business in the control plane's memory
+    from policies.planner import plan
+
+    return plan(world)
+
+
+def _ignore_interrupts() -> None:
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the control plane, which then ends its worker
+
+
+class PlanWorker:
+    """One worker process, started when first needed. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pool: ProcessPoolExecutor | None = None
+
+    def plan(self, world: World) -> Plan:
+        """Make a plan and wait for it. Raises PlanFailed when the worker died or took longer than PLAN_LIMIT_S."""
+        with self._lock:
+            pool = self._pool = self._pool or _new_pool()
+        try:
+            return pool.submit(_plan, world).result(timeout=PLAN_LIMIT_S)
+        except BrokenProcessPool as error:
+            self._drop()
+            raise PlanFailed("the planning process died; it is started again for the next plan") from error
+        except TimeoutError as error:
+            self._drop()
+            raise PlanFailed(f"no plan within {PLAN_LIMIT_S:g} s; the planning process is replaced") from error
+
+    def _drop(self) -> None:
+        with self._lock:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            _end(pool)
+
+    def close(self) -> None:
+        """End the worker."""
+        self._drop()
+
+
+def _new_pool() -> ProcessPoolExecutor:
+    context: Any = multiprocessing.get_context("spawn")  # fork would copy the control plane's threads and connections
+    return ProcessPoolExecutor(max_workers=1, mp_context=context, initializer=_ignore_interrupts)
+
+
+def _end(pool: ProcessPoolExecutor) -> None:
+    processes = list((getattr(pool, "_processes", None) or {}).values())
+    pool.shutdown(wait=False, cancel_futures=True)
+    for process in processes:
+        process.terminate()

@@ -1,0 +1,284 @@
+"""What an observation of a cluster means for a job: pure, from (job, attempt, what was seen) to a change or nothing.
+
+It knows nothing of clusters or stores. A status that could not be fetched never reaches it: unknown moves nothing.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from dispatcher.clusters import AttemptStatus, RayStatus
+from dispatcher.store import Attempt, Change, Job
+from policies.world import JobState, Pausable
+
+#: Ray error types that mean the attempt was lost with its machine, not that the job's own code failed.
+LOST_ERRORS = frozenset({"JOB_SUPERVISOR_ACTOR_DIED", "JOB_SUPERVISOR_ACTOR_UNKNOWN_FAILURE"})
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One attempt as its cluster told it: ``status`` None is the cluster's own "I know no such submission". ``asked_at`` is
+    when the question was sent, ``session`` who answered (both by the control plane's clock and the cluster's word);
+    ``started_at``/``ended_at`` are already translated to the control plane's clock."""
+
+    status: AttemptStatus | None
+    asked_at: datetime
+    session: str
+    ended_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Energy and money of one attempt over its run; ``cost`` (planning currency) and ``carbon_kg`` are None when a signal
+    was missing for a part of it."""
+
+    energy_kwh: float
+    cost: float | None
+    carbon_kg: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """What to write into a job's totals when an attempt ends: its usage (None: it never ran) and the planning currency."""
+
+    usage: Usage | None
+    currency: str
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """``after_s`` (clock seconds) is how long the next attempt waits after a loss, ``losses`` how many came before."""
+
+    after_s: float
+    losses: int
+
+
+def _usage_fields(job: Job, books: Books) -> dict[str, Any]:
+    """Add an attempt's usage to the job's totals; once a part is unknown the total stays unknown."""
+    usage, currency = books.usage, books.currency
+    if usage is None:
+        return (
+            {} if job.energy_kwh is not None else {"energy_kwh": 0.0, "cost": 0.0, "cost_currency": currency, "carbon_kg": 0.0}
+        )
+    first = job.energy_kwh is None
+
+    def total(before: float | None, now: float | None) -> float | None:
+        if now is None or (before is None and not first):
+            return None
+        return (before or 0.0) + now
+
+    return {
+        "energy_kwh": (job.energy_kwh or 0.0) + usage.energy_kwh,
+        "cost": total(job.cost, usage.cost),
+        "cost_currency": currency,
+        "carbon_kg": total(job.carbon_kg, usage.carbon_kg),
+    }
+
+
+def finish(
+    job: Job,
+    to: JobState,
+    reason: str,
+    at: datetime,
+    *,
+    books: Books,
+    attempt: Attempt | None,
+    outcome: str,
+    seen: AttemptStatus | None = None,
+) -> Change:
+    """The change that ends a job in ``to``."""
+    fields: dict[str, Any] = {"finished_at": at, "run_started_at": None, **_usage_fields(job, books)}
+    if seen is not None:
+        fields |= {"error_type": seen.error_type if to is JobState.FAILED else None, "exit_code": seen.exit_code}
+    return Change(
+        job_id=job.id,
+        at=at,
+        kind="state",
+        reason=reason,
+        expect=job.state,
+        expect_attempt=job.attempt,
+        to=to,
+        fields=fields,
+        attempt_fields={"ended_at": at, "outcome": outcome, "message": reason} if attempt else {},
+    )
+
+
+def lost(job: Job, attempt: Attempt, why: str, now: datetime, *, books: Books, retry: Retry) -> Change:
+    """The change for an attempt that is gone without an end: checkpoint jobs are queued again, others while attempts last.
+
+    The next attempt waits ``retry.after_s``, so that a driver orphaned by its head's death is gone first.
+    """
+    again = job.flex.pausable is Pausable.CHECKPOINT or retry.losses + 1 < job.flex.max_attempts
+    if job.cancel_requested_at is not None:
+        return finish(job, JobState.CANCELLED, f"cancelled; {why}", now, books=books, attempt=attempt, outcome="lost")
+    if not again:
+        limit = job.flex.max_attempts
+        reason = f"attempt {job.attempt} was lost: {why}; it is not restarted because gridshift.max_attempts is {limit}"
+        return finish(job, JobState.FAILED, reason, now, books=books, attempt=attempt, outcome="lost")
+    to = JobState.QUEUED
+    if job.state is JobState.LAUNCHING and job.pauses > 0:
+        to = JobState.PAUSED
+    return Change(
+        job_id=job.id,
+        at=now,
+        kind="state",
+        reason=f"attempt {job.attempt} was lost: {why}; it will be started again",
+        expect=job.state,
+        expect_attempt=job.attempt,
+        to=to,
+        fields={
+            "run_started_at": None,
+            "pause_requested_at": None,
+            "checkpoint_saved_at": None,
+            "not_before_at": now + timedelta(seconds=retry.after_s),
+            **_usage_fields(job, books),
+        },
+        attempt_fields={"ended_at": now, "outcome": "lost", "message": why},
+    )
+
+
+def paused(job: Job, now: datetime, ended_at: datetime, *, books: Books) -> Change:
+    """The change from pausing to paused: the checkpoint is saved and the attempt has ended.
+
+    The run up to the acknowledgement becomes durable progress, less what a resumed attempt first lost on restarting.
+    """
+    saved_at = job.checkpoint_saved_at or ended_at
+    ran_s = (saved_at - job.run_started_at).total_seconds() if job.run_started_at else 0.0
+    if job.pauses:
+        ran_s -= job.flex.restart_s
+    return Change(
+        job_id=job.id,
+        at=now,
+        kind="state",
+        reason=f"paused: checkpoint saved, attempt {job.attempt} stopped",
+        expect=JobState.PAUSING,
+        expect_attempt=job.attempt,
+        to=JobState.PAUSED,
+        fields={
+            "run_started_at": None,
+            "pause_requested_at": None,
+            "checkpoint_saved_at": None,
+            "checkpoint_misses": 0,
+            "pauses": job.pauses + 1,
+            "progress_s": job.progress_s + max(0.0, ran_s),
+            **_usage_fields(job, books),
+        },
+        attempt_fields={"ended_at": ended_at, "outcome": "stopped", "message": "stopped after its checkpoint"},
+    )
+
+
+def checkpoint_timeout(job: Job, now: datetime, grace_s: float) -> Change | None:
+    """Back to running when the job left the request for a checkpoint unanswered for ``checkpoint_s`` + ``grace_s``: stopping
+    it would lose its work."""
+    if job.state is not JobState.PAUSING or job.checkpoint_saved_at or not job.pause_requested_at or job.cancel_requested_at:
+        return None
+    if now < job.pause_requested_at + timedelta(seconds=job.flex.checkpoint_s + grace_s):
+        return None
+    return Change(
+        job_id=job.id,
+        at=now,
+        kind="state",
+        reason=f"still running: it saved no checkpoint within {job.flex.checkpoint_s:g} s of being asked, and a stop would lose its work",
+        expect=JobState.PAUSING,
+        expect_attempt=job.attempt,
+        expect_seq=job.seq,  # an acknowledgement that came meanwhile wins
+        to=JobState.RUNNING,
+        fields={"checkpoint_misses": job.checkpoint_misses + 1},
+    )
+
+
+def reconcile(
+    job: Job,
+    attempt: Attempt,
+    seen: Seen,
+    now: datetime,
+    *,
+    books: Books,
+    retry: Retry,
+    times_missing: int,
+) -> Change | None:
+    """What ``seen`` means for ``job``, or None when it says nothing new.
+
+    ``books`` hold what the attempt has used up to its end, should it turn out to have ended. ``times_missing`` counts the
+    observations in a row (this one included) in which the cluster did not know the attempt.
+    """
+    status = seen.status
+    if status is None:
+        # An answer to a question older than the acceptance says nothing; one never accepted is simply sent again.
+        if attempt.accepted_at is None or seen.asked_at < attempt.accepted_at or times_missing < 2:
+            return None
+        restarted = attempt.ray_session is not None and seen.session != attempt.ray_session
+        why = (
+            f"{attempt.region} was restarted and knows it no more"
+            if restarted
+            else f"{attempt.region} knows it no more (deleted there?)"
+        )
+        return lost(job, attempt, why, now, books=books, retry=retry)
+
+    if status.status is RayStatus.PENDING:
+        sentence = f"starting in {attempt.region}" + (f": {status.message}" if status.message else "")
+        if job.state is JobState.LAUNCHING and sentence != job.reason and attempt.accepted_at is not None:
+            return Change(
+                job_id=job.id, at=now, kind="note", reason=sentence, expect=JobState.LAUNCHING, expect_attempt=job.attempt
+            )
+        return None
+
+    if status.status is RayStatus.RUNNING:
+        if job.state is not JobState.LAUNCHING:
+            return None
+        return Change(
+            job_id=job.id,
+            at=now,
+            kind="state",
+            reason=f"running in {attempt.region}",
+            expect=JobState.LAUNCHING,
+            expect_attempt=job.attempt,
+            to=JobState.RUNNING,
+            fields={
+                "run_started_at": now,
+                "started_at": job.started_at or now,
+                "planned_region": None,
+                "planned_start_at": None,
+            },
+            attempt_fields={
+                "started_at": now,
+                "accepted_at": attempt.accepted_at or now,
+                "ray_session": attempt.ray_session or seen.session,
+            },
+        )
+
+    ended_at = min(max(seen.ended_at or now, attempt.started_at or attempt.launched_at), now)
+    saved = job.state is JobState.PAUSING and job.checkpoint_saved_at is not None
+    if saved and job.cancel_requested_at is None:
+        return paused(job, now, ended_at, books=books)
+    if status.status is RayStatus.SUCCEEDED:
+        return finish(
+            job,
+            JobState.SUCCEEDED,
+            f"finished in {attempt.region}",
+            ended_at,
+            outcome="succeeded",
+            books=books,
+            attempt=attempt,
+            seen=status,
+        )
+    if job.cancel_requested_at is not None:
+        return finish(
+            job,
+            JobState.CANCELLED,
+            f"cancelled; it was stopped in {attempt.region}",
+            ended_at,
+            outcome="stopped",
+            books=books,
+            attempt=attempt,
+            seen=status,
+        )
+    if status.status is RayStatus.STOPPED:
+        if job.state is JobState.PAUSING:
+            return lost(job, attempt, "it was stopped before its checkpoint was saved", now, retry=retry, books=books)
+        reason = f"stopped in {attempt.region} by someone other than gridshift"
+        return finish(job, JobState.CANCELLED, reason, ended_at, outcome="stopped", books=books, attempt=attempt, seen=status)
+    if status.error_type in LOST_ERRORS:
+        return lost(job, attempt, status.message or str(status.error_type), now, retry=retry, books=books)
+    reason = status.message or f"failed in {attempt.region}"
+    return finish(job, JobState.FAILED, reason, ended_at, outcome="failed", books=books, attempt=attempt, seen=status)

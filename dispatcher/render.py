@@ -1,0 +1,443 @@
+"""What the command line shows to people: tables and a chart of the plan, made from the JSON of the HTTP API.
+
+It knows nothing of HTTP, files or the present: everything it shows is in what it is given. Times are shown in UTC.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+Json = Mapping[str, Any]
+
+STATE_STYLES = {
+    "queued": "cyan",
+    "launching": "blue",
+    "running": "green",
+    "pausing": "yellow",
+    "paused": "yellow",
+    "succeeded": "bold green",
+    "failed": "bold red",
+    "cancelled": "dim",
+}
+_REGION_STYLES = ("green", "cyan", "magenta", "yellow", "blue", "bright_red")
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_PLAIN_WIDTH = 160  # where no terminal says how wide it is
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console that is quiet, wide and colourless where its output is not a terminal."""
+    made = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+    if not made.is_terminal:
+        made = Console(stderr=stderr, highlight=False, markup=False, emoji=False, width=_PLAIN_WIDTH, color_system=None)
+    return made
+
+
+def clean(value: object) -> str:
+    """Text without control characters: what a job's owner wrote must not steer the reader's terminal."""
+    return "".join(c if c.isprintable() else " " if c.isspace() else "�" for c in str(value))
+
+
+def cell(value: object, style: str = "") -> Text:
+    """A table cell; "-" for what is not known."""
+    return Text("-" if value is None or value == "" else clean(value), style=style)
+
+
+def state_cell(state: object) -> Text:
+    """A job's state in its colour."""
+    return cell(state, STATE_STYLES.get(str(state), ""))
+
+
+def time_of(text: object) -> datetime | None:
+    """An ISO 8601 time of the API, or None."""
+    return datetime.fromisoformat(text).astimezone(UTC) if isinstance(text, str) else None
+
+
+def when(text: object) -> str | None:
+    """A time of the API as "12-31 23:59" (UTC)."""
+    at = time_of(text)
+    return f"{at:%m-%d %H:%M}" if at else None
+
+
+def number(value: object, digits: int = 2, unit: str = "") -> str | None:
+    """A number with its unit, None when it is not known."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    return f"{value:,.{digits}f}{' ' + unit if unit else ''}"
+
+
+def span(seconds: object) -> str | None:
+    """A duration in its two largest units."""
+    if not isinstance(seconds, int | float):
+        return None
+    rest, parts = round(seconds), []
+    for name, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
+        if rest >= size:
+            parts.append(f"{rest // size}{name}")
+            rest %= size
+    return " ".join(parts[:2]) or "0s"
+
+
+def table(*columns: str, right: Iterable[str] = ()) -> Table:
+    """A plain table; the columns named in ``right`` hold numbers."""
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    numbers = set(right)
+    for title in columns:
+        made.add_column(title, justify="right" if title in numbers else "left", no_wrap=title != "reason", overflow="ellipsis")
+    return made
+
+
+def facts(pairs: Iterable[tuple[str, object]]) -> Table:
+    """Names and values below each other; what is not known is left out."""
+    made = Table(box=None, pad_edge=False, show_header=False)
+    made.add_column(style="bold", no_wrap=True)
+    made.add_column(overflow="fold")
+    for name, value in pairs:
+        if value is not None and value != "":
+            made.add_row(name, value if isinstance(value, Text) else cell(value))
+    return made
+
+
+def jobs_table(jobs: Sequence[Json]) -> RenderableType:
+    """The list of jobs."""
+    if not jobs:
+        return Text("no jobs")
+    made = table("id", "state", "region", "planned", "deadline", "reason")
+    for job in jobs:
+        region = (
+            job.get("region") if job["state"] not in {"queued", "paused"} else job.get("planned_region") or job.get("region")
+        )
+        made.add_row(
+            cell(job["id"]),
+            state_cell(job["state"]),
+            cell(region),
+            cell(when(job.get("planned_start_at"))),
+            cell(when(job.get("deadline_at"))),
+            cell(job.get("reason")),
+        )
+    return made
+
+
+def job_view(job: Json) -> RenderableType:
+    """Everything about one job."""
+    money = job.get("cost_currency") or ""
+    parts: list[RenderableType] = [
+        facts(
+            [
+                ("job", job["id"]),
+                ("state", state_cell(job["state"])),
+                ("why", job.get("reason")),
+                ("entrypoint", job.get("entrypoint")),
+                ("region", job.get("region")),
+                ("attempt", job.get("attempt") or None),
+                ("planned", _planned(job)),
+                ("submitted", when(job.get("submitted_at"))),
+                ("started", when(job.get("started_at"))),
+                ("finished", when(job.get("finished_at"))),
+                ("earliest", when(job.get("earliest_at"))),
+                ("deadline", when(job.get("deadline_at"))),
+                ("run time", span(job.get("runtime_s"))),
+                ("remaining", span(job.get("remaining_s"))),
+                ("GPUs", job.get("gpus")),
+                ("mean draw", number(job.get("power_w"), 0, "W")),
+                ("pausable", job.get("pausable")),
+                ("pauses", job.get("pauses") or None),
+                ("held by owner", "yes" if job.get("held") else None),
+                ("group", job.get("group")),
+                ("team", job.get("team")),
+                ("energy", number(job.get("energy_kwh"), 3, "kWh")),
+                ("cost", number(job.get("cost"), 3, money)),
+                ("carbon", number(job.get("carbon_kg"), 3, "kg CO2e")),
+                ("error", job.get("error_type")),
+                ("exit code", job.get("exit_code")),
+                ("times", "UTC"),
+            ]
+        )
+    ]
+    if job.get("attempts"):
+        made = table("attempt", "region", "launched", "started", "ended", "outcome", "message")
+        for one in job["attempts"]:
+            times = [cell(when(one.get(key))) for key in ("launched_at", "started_at", "ended_at")]
+            made.add_row(
+                cell(one["attempt"]), cell(one["region"]), *times, cell(one.get("outcome") or "lives"), cell(one.get("message"))
+            )
+        parts += [Text(), made]
+    return Group(*parts)
+
+
+def _planned(job: Json) -> str | None:
+    at, region = when(job.get("planned_start_at")), job.get("planned_region")
+    return f"{at or '?'} in {region or '?'}" if at or region else None
+
+
+def job_events_table(events: Sequence[Json]) -> RenderableType:
+    """What happened to one job."""
+    made = table("time (UTC)", "kind", "state", "attempt", "region", "reason")
+    for event in events:
+        at, old, new = time_of(event["at"]), event.get("old_state"), event.get("new_state")
+        made.add_row(
+            cell(f"{at:%m-%d %H:%M:%S}" if at else None),
+            cell(event["kind"]),
+            Text(f"{clean(old)} > ") + state_cell(new) if old and old != new else state_cell(new),
+            cell(event.get("attempt") or None),
+            cell(event.get("region")),
+            cell(event.get("reason")),
+        )
+    return made
+
+
+def regions_table(regions: Sequence[Json]) -> RenderableType:
+    """The regions with what they run, draw and pay."""
+    made = table(
+        "region", "cluster", "GPUs", "jobs", "draw", "limit", "price now", "carbon now", "note", right=["GPUs", "jobs"]
+    )
+    for region in regions:
+        limits = [w for w in (region.get("power_limit_w"), region.get("budget_w")) if w is not None]
+        used, total = region.get("gpus_used"), region.get("gpus")
+        made.add_row(
+            cell(region["name"]),
+            cell("up", "green") if region.get("reachable") else cell("unknown", "bold red"),
+            cell(f"{used if used is not None else '?'}/{total if total is not None else '?'}"),
+            cell(region.get("jobs_running")),
+            cell(number(region.get("draw_w"), 0, "W")),
+            cell(number(min(limits), 0, "W") if limits else None),
+            cell(_signal_now(region.get("price"))),
+            cell(_signal_now(region.get("carbon"))),
+            cell(region.get("error")),
+        )
+    return made
+
+
+def _signal_now(signal: Json | None) -> str | None:
+    if not signal:
+        return None
+    value = number(signal.get("now"), 1)
+    return f"{value} {signal.get('unit', '')}" if value else f"unknown ({signal.get('source', '?')})"
+
+
+def signals_table(regions: Sequence[Json]) -> RenderableType:
+    """Which signals each region has, and their values now."""
+    made = table("region", "kind", "source", "now", "unit", "basis", right=["now"])
+    for region in regions:
+        for kind in ("price", "carbon"):
+            signal = region.get(kind) or {}
+            values = (signal.get("source") or "none", number(signal.get("now")), signal.get("unit"), signal.get("basis"))
+            made.add_row(cell(region["name"]), cell(kind), *(cell(value) for value in values))
+    return made
+
+
+def signal_view(signal: Json, width: int) -> RenderableType:
+    """One signal over time, as the planner sees it."""
+    start, slot = time_of(signal["start"]), timedelta(seconds=signal["slot_s"])
+    values: Sequence[float | None] = signal["values"]
+    known = [value for value in values if value is not None]
+    head = f"{signal['region']} {signal['kind']} from {signal['source'] or 'no source'}, {signal['unit']}, times UTC"
+    if start is None or not known:
+        return Group(Text(clean(head)), Text("nothing is known of it"))
+    made = table("from", "value", "", "basis", right=["value"])
+    low, high = min(known), max(known)
+    room = max(10, min(60, width - 40))
+    previous = None
+    for i, value in enumerate(values):
+        here = (value, signal["basis"][i])
+        if here == previous:  # a run of equal slots is one line
+            continue
+        previous = here
+        bar = 0 if value is None else 1 + round((room - 1) * (value - low) / (high - low or 1.0))
+        text = f"{start + i * slot:%m-%d %H:%M}"
+        made.add_row(cell(text), cell(number(value) or "unknown"), Text("█" * bar, style="cyan"), cell(signal["basis"][i]))
+    return Group(Text(clean(head)), made)
+
+
+def grid_events_table(events: Sequence[Json]) -> RenderableType:
+    """Limits that somebody asked for."""
+    if not events:
+        return Text("no events")
+    made = table("source", "id", "version", "region", "state", "start", "end", "limit", "reason", right=["version", "limit"])
+    for event in events:
+        note = " (test)" if event.get("test") else ""
+        made.add_row(
+            cell(event["source"]),
+            cell(event["event_id"]),
+            cell(event["version"]),
+            cell(event["region"]),
+            cell(f"{event['state']}{note}"),
+            cell(when(event["start"])),
+            cell(when(event["end"]) or "open"),
+            cell(number(event["limit_w"], 0, "W")),
+            cell(event.get("reason")),
+        )
+    return made
+
+
+def savings_view(savings: Json) -> RenderableType:
+    """What was saved against running every job at once."""
+    totals, money = savings["totals"], savings.get("currency", "")
+    made = table("", "with gridshift", "run now", "saved", right=["with gridshift", "run now", "saved"])
+    for name, key, unit, digits in (("cost", "cost", money, 2), ("carbon", "carbon_kg", "kg CO2e", 2)):
+        got, base = totals.get(key), totals.get(f"{key}_run_now")
+        saved = None
+        if got is not None and base is not None:
+            saved = f"{number(base - got, digits, unit)}" + (f" ({(base - got) / base:.0%})" if base > 0 else "")
+        made.add_row(name, cell(number(got, digits, unit)), cell(number(base, digits, unit)), cell(saved))
+    lines: list[RenderableType] = [
+        facts(
+            [
+                ("jobs", totals.get("jobs")),
+                ("energy", f"{number(totals.get('energy_kwh'), 2, 'kWh') or 'unknown'} ({savings.get('energy_basis')})"),
+                ("deadlines missed", totals.get("deadline_misses")),
+            ]
+        ),
+        made,
+    ]
+    return Group(*lines, *(Text(f"note: {clean(caveat)}", style="dim") for caveat in savings.get("caveats") or ()))
+
+
+def explanation(told: Json) -> RenderableType:
+    """Why a job is planned when and where it is."""
+    job, placement = told["job"], told.get("placement")
+    parts: list[RenderableType] = [Text.assemble(clean(job["id"]), " is ", state_cell(job["state"])), Text(clean(told["why"]))]
+    if placement:
+        intervals = ", ".join(f"{when(s)} to {when(e)}" for s, e in placement["intervals"])
+        parts.append(
+            facts(
+                [
+                    ("where", placement["region"]),
+                    ("when (UTC)", intervals),
+                    ("cost", number(placement.get("cost"), 4)),
+                    ("cost if run now", number(placement.get("run_now_cost"), 4)),
+                    ("energy", number(placement.get("energy_kwh"), 3, "kWh")),
+                    ("carbon", number(placement.get("carbon_kg"), 3, "kg CO2e")),
+                    ("late", span(placement["late_s"]) if placement.get("late_s") else None),
+                ]
+            )
+        )
+    if told.get("alternatives"):
+        made = table("instead in", "from", "cost", "why not", right=["cost"])
+        for other in told["alternatives"]:
+            cost = number(other.get("cost"), 4)
+            made.add_row(cell(other["region"]), cell(when(other["start_at"])), cell(cost), cell(other["why_not"]))
+        parts += [Text(), made]
+    return Group(*parts)
+
+
+# --- the plan as a chart --------------------------------------------------------------------------------------------
+
+
+class Axis:
+    """``width`` columns over ``[start, end)``."""
+
+    def __init__(self, start: datetime, end: datetime, width: int) -> None:
+        self.start, self.width = start, max(1, width)
+        self.step = (end - start) / self.width
+
+    def column(self, at: datetime) -> int:
+        """The column that holds ``at``; below 0 or from ``width`` on when it is off the chart."""
+        return math.floor((at - self.start) / self.step)
+
+    def ticks(self) -> Text:
+        """A line of hours, and of days where they begin."""
+        hour = timedelta(hours=1)
+        every = next((h for h in (1, 2, 3, 6, 12, 24) if hour * h / self.step >= 7), 48)
+        line = [" "] * self.width
+        at = self.start.replace(hour=0, minute=0, second=0, microsecond=0)
+        while at < self.start + self.step * self.width:
+            column = self.column(at)
+            label = f"{at:%m-%d}" if at.hour == 0 else f"{at:%H:%M}"
+            if 0 <= column <= self.width - len(label):
+                line[column : column + len(label)] = label
+            at += hour * every
+        return Text("".join(line), style="dim")
+
+
+def sparkline(values: Sequence[float | None], low: float, high: float) -> str:
+    """One block a value between ``low`` and ``high``; a dot for an unknown one, which is not a low one."""
+    top = len(_BLOCKS) - 1
+    width = high - low or 1.0
+    return "".join("·" if v is None else _BLOCKS[max(0, min(top, round(top * (v - low) / width)))] for v in values)
+
+
+def sampled(signal: Json, axis: Axis) -> list[float | None]:
+    """Mean of the known values of a signal in each column; None in a column without any."""
+    start, slot = time_of(signal["start"]), timedelta(seconds=signal["slot_s"])
+    values: Sequence[float | None] = signal["values"]
+    out: list[float | None] = []
+    for column in range(axis.width):
+        left = axis.start + axis.step * column
+        first = math.floor((left - start) / slot) if start else 0
+        last = max(first, math.ceil((left + axis.step - start) / slot) - 1) if start else -1
+        known = [v for i in range(max(first, 0), min(last + 1, len(values))) if (v := values[i]) is not None]
+        out.append(sum(known) / len(known) if known else None)
+    return out
+
+
+def gantt(plan: Json, jobs: Mapping[str, Json], signals: Sequence[Json], width: int) -> RenderableType:
+    """The plan: a bar a job over time, coloured by region, "|" at its deadline, and each region's signals above."""
+    placements = sorted(plan["placements"], key=lambda p: (p["intervals"][0][0] if p["intervals"] else "", p["job_id"]))
+    made_at, horizon = time_of(plan["made_at"]), time_of(plan["horizon_end"])
+    if made_at is None or horizon is None:
+        raise ValueError("a plan has made_at and horizon_end")
+    deadlines = {p["job_id"]: time_of(jobs.get(p["job_id"], {}).get("deadline_at")) for p in placements}
+    ends = [time_of(end) for p in placements for _, end in p["intervals"]] + list(deadlines.values())
+    wanted = max([made_at + timedelta(hours=6), *(end for end in ends if end is not None)])
+    label = max([12, *(len(p["job_id"]) for p in placements), *(len(s["region"]) + 7 for s in signals)])
+    label = min(label, max(12, width // 4))
+    tail = max([8, *(len(p["region"]) for p in placements), *(len(_range(s)) for s in signals)])
+    axis = Axis(made_at, min(horizon, wanted + timedelta(seconds=plan["slot_s"])), width - label - tail - 2)
+
+    rows: list[RenderableType] = [Text(_headline(plan, made_at))]
+    for signal in signals:
+        known = [v for v in signal["values"] if v is not None]
+        line = sparkline(sampled(signal, axis), min(known), max(known)) if known else "·" * axis.width
+        rows.append(_row(f"{signal['region']} {signal['kind']}", Text(line, style="cyan"), _range(signal), label))
+    rows.append(_row("", axis.ticks(), "", label))
+    colours = {
+        name: _REGION_STYLES[i % len(_REGION_STYLES)] for i, name in enumerate(sorted({p["region"] for p in placements}))
+    }
+    for placement in placements:
+        bar = Text(" " * axis.width)
+        for begin, end in placement["intervals"]:
+            first, last = axis.column(_known(begin)), math.ceil((_known(end) - axis.start) / axis.step)
+            first, last = max(0, first), min(axis.width, max(last, first + 1))
+            bar = bar[:first] + Text("█" * (last - first), style=colours[placement["region"]]) + bar[max(last, first) :]
+        deadline = deadlines[placement["job_id"]]
+        if deadline is not None and 0 <= (column := axis.column(deadline)) < axis.width:
+            late = bool(placement.get("late_s"))
+            bar = bar[:column] + Text("|", style="bold red" if late else "bold") + bar[column + 1 :]
+        rows.append(_row(placement["job_id"], bar, placement["region"], label))
+    if not placements:
+        rows.append(Text("nothing is planned"))
+    rows += [Text(f"{clean(name)}: not placed: {clean(why)}", style="yellow") for name, why in plan["unplaced"].items()]
+    return Group(*rows)
+
+
+def _known(text: str) -> datetime:
+    at = time_of(text)
+    if at is None:
+        raise ValueError(f"{text!r} is not a time")
+    return at
+
+
+def _row(name: str, chart: Text, tail: str, label: int) -> Text:
+    name = clean(name)
+    shown = name if len(name) <= label else name[: label - 1] + "…"
+    return Text(f"{shown:<{label}} ", no_wrap=True, overflow="crop") + chart + Text(f" {clean(tail)}".rstrip())
+
+
+def _range(signal: Json) -> str:
+    known = [v for v in signal["values"] if v is not None]
+    return f"{min(known):.0f}..{max(known):.0f} {signal['unit']}" if known else "unknown"
+
+
+def _headline(plan: Json, made_at: datetime) -> str:
+    money = plan.get("currency", "")
+    parts = [f"plan of {made_at:%Y-%m-%d %H:%M} UTC", f"objective {number(plan.get('objective'), 2, money)}"]
+    if plan.get("bound") is not None:
+        parts.append(f"proven lower bound {number(plan['bound'], 2, money)}")
+    if plan.get("gap") is not None:
+        parts.append(f"gap {plan['gap']:.1%}")
+    return clean(", ".join(parts) + '; times UTC, "|" is a deadline')

@@ -1,0 +1,310 @@
+"""Puts the control plane together and runs it until it is told to stop.
+
+Nothing is decided here: this module builds the parts from the configuration, starts them in order and stops them in reverse.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import logging
+import os
+import secrets as random_secrets
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from dispatcher.api.app import create_app
+from dispatcher.api.services import Snapshot
+from dispatcher.clock import Clock, ReplayClock, SystemClock
+from dispatcher.clusters.ray_http import RayCluster
+from dispatcher.config import Config, RegionConfig
+from dispatcher.control import Control, Secrets
+from dispatcher.errors import ConfigError, GridshiftError, PackageRejected
+from dispatcher.job_helpers import store_helper_package
+from dispatcher.leader import Leadership
+from dispatcher.logs import LogFollower, LogStore
+from dispatcher.loops import LiveLoops, Loop
+from dispatcher.packages import PackageStore, package_names
+from dispatcher.plan_worker import PlanWorker
+from dispatcher.regions import Region
+from dispatcher.signal_book import SignalBook
+from dispatcher.store import Attempt, Job, Store
+from dispatcher.store.migrate import upgrade
+from dispatcher.store.sql import SqlStore
+from signals.store import SignalStore
+
+log = logging.getLogger("gridshift")
+
+#: Calls to one region's cluster that may run at once.
+CALLS_PER_REGION = 4
+
+
+class RegionPools:
+    """One small thread pool a region, so that a slow cluster holds up only its own calls."""
+
+    def __init__(self, names: list[str]) -> None:
+        self._pools = {name: ThreadPoolExecutor(CALLS_PER_REGION, thread_name_prefix=f"region-{name}") for name in names}
+
+    def submit(self, region: str, call: Callable[[], None]) -> None:
+        """Run ``call`` on the region's pool."""
+        self._pools[region].submit(call)
+
+    def close(self) -> None:
+        """Wait for running calls; drop those not begun (what they were for is in the store)."""
+        for pool in self._pools.values():
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+class LaunchPackages:
+    """Finds the files of the packages that a runtime_env names."""
+
+    def __init__(self, packages: PackageStore) -> None:
+        self._packages = packages
+
+    def for_launch(self, runtime_env: Mapping[str, Any]) -> dict[str, Path]:
+        """Package name -> verified file. Raises PackageRejected when one is gone or damaged."""
+        found: dict[str, Path] = {}
+        for name in package_names(runtime_env):
+            if not self._packages.verify(name):
+                raise PackageRejected(f"package {name} is no longer held intact here; submit the job again to upload it")
+            found[name] = self._packages.path(name)
+        return found
+
+
+class FollowedLogs:
+    """The control loop's side of the log follower."""
+
+    def __init__(self, follower: LogFollower) -> None:
+        self._follower = follower
+
+    def watch(self, attempt: Attempt) -> None:
+        """Follow a live attempt's log."""
+        self._follower.watch(attempt)
+
+    def finalize(self, attempt: Attempt) -> None:
+        """Fetch an ended attempt's whole log once more."""
+        self._follower.finish(attempt)
+
+
+class ControlPlane:
+    """What the API sees of the control plane (dispatcher.api.services.Services)."""
+
+    def __init__(
+        self, control: Control, *, packages: PackageStore, logs: LogStore, signals: SignalStore, data_dir: Path
+    ) -> None:
+        self._control = control
+        self.config, self.clock, self.store = control.config, control.clock, control.store
+        self.packages, self.logs, self.signals, self.data_dir = packages, logs, signals, data_dir
+
+    def admit(self, job: Job) -> "Future[Job]":
+        """Store a job durably and let it be started."""
+        return self._control.admit(job)
+
+    def nudge(self) -> None:
+        """Run the control loop soon."""
+        self._control.nudge()
+
+    def snapshot(self) -> Snapshot:
+        """What was last seen."""
+        return self._control.snapshot()
+
+    def job_token(self, submission_id: str) -> str:
+        """The token of an attempt."""
+        return self._control.job_token(submission_id)
+
+
+def read_secret(data_dir: Path) -> bytes:
+    """The server's own secret, made on first use; only its owner may read the file."""
+    path = data_dir / "secret"
+    with contextlib.suppress(FileExistsError):
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            file.write(random_secrets.token_bytes(32))
+            file.flush()
+            os.fsync(file.fileno())
+    secret = path.read_bytes()
+    if len(secret) < 32:
+        raise ConfigError(f"{path}: holds {len(secret)} bytes, 32 are needed; remove it while no job runs, and it is made anew")
+    return secret
+
+
+def make_clock(config: Config, store: Store) -> Clock:
+    """The system's clock, or the configured replay, which goes on where it was when the control plane restarts."""
+    if config.replay is None:
+        return SystemClock()
+    start, speed = config.replay.start, config.replay.speed
+    key, prefix = "replay", f"{start.isoformat()} {speed:g} "
+    held = store.setting(key)
+    if held is not None and held.startswith(prefix):
+        return ReplayClock(start, speed, float(held.removeprefix(prefix)))
+    clock = ReplayClock(start, speed)
+    store.set_setting(key, f"{prefix}{clock.origin_wall!r}").result()
+    return clock
+
+
+def checkpoint_dirs(config: Config) -> Callable[[str, str], str]:
+    """(region, job id) -> the job's checkpoint folder as that region's nodes see it."""
+    default = str(config.checkpoint_root())
+    roots = {region.name: region.checkpoint_root or default for region in config.regions}
+    return lambda region, job_id: f"{roots[region].rstrip('/')}/{job_id}"
+
+
+class Server(uvicorn.Server):
+    """uvicorn, but signals are ours, and an open log tail is cut off rather than closed politely: Ray's client takes a polite
+    close for the job's end and would report success for a job that is only held."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the caller."""
+        yield
+
+    async def shutdown(self, sockets: Any = None) -> None:
+        """Cut websockets, then shut down as usual."""
+        for connection in list(self.server_state.connections):
+            transport = getattr(connection, "transport", None)
+            if transport is not None and hasattr(connection, "handshake_started_event"):
+                transport.abort()
+        await super().shutdown(sockets)
+
+
+def build_regions(config: Config, clock: Clock) -> list[Region]:
+    """A Region for each configured one."""
+
+    def cluster(region: RegionConfig) -> RayCluster:
+        return RayCluster(region.name, region.address, region.token())
+
+    return [Region(region, cluster(region), clock) for region in config.regions]
+
+
+def run(config: Config, *, on_ready: Callable[[], None] = lambda: None) -> int:
+    """Run the control plane until SIGTERM or SIGINT. Raises ConfigError, NotTheLeader or StoreUnavailable before it listens."""
+    data_dir = config.data_dir()
+    data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with contextlib.ExitStack() as stack:
+        leadership = Leadership(config.database_url(), data_dir)
+        leadership.acquire()
+        stack.callback(leadership.release)
+        upgrade(config.database_url())
+        store = SqlStore(config.database_url(), data_dir=data_dir)
+        stack.callback(store.close)
+        if not config.server.is_loopback and not store.tokens():
+            raise ConfigError(
+                f"server.host: {config.server.host!r} is not a loopback address and no API token exists; "
+                "run 'gridshift tokens create NAME' first, or listen on 127.0.0.1"
+            )
+        clock = make_clock(config, store)
+        signals = SignalStore(store.engine)
+        packages = PackageStore(data_dir / "packages", int(config.server.max_package_mb * 1e6))
+        logs = LogStore(data_dir / "logs")
+        secret = read_secret(data_dir)
+        regions = build_regions(config, clock)
+        for region in regions:
+            stack.callback(region.cluster.close)
+        addresses = {region.name: (region.address, region.token()) for region in config.regions}
+        follower = LogFollower(logs, lambda name: addresses[name])
+        worker = PlanWorker()
+        stack.callback(worker.close)
+        pools = RegionPools([region.name for region in regions])
+        stack.callback(pools.close)
+        control = Control(
+            config=config,
+            clock=clock,
+            store=store,
+            book=SignalBook(config, signals),
+            regions=regions,
+            packages=LaunchPackages(packages),
+            logs=FollowedLogs(follower),
+            effects=pools,
+            planner=worker.plan,
+            secrets=Secrets(
+                job_token=lambda sid: hmac.new(secret, sid.encode(), hashlib.sha256).hexdigest(),
+                public_url=config.public_url(),
+                checkpoint_dir=checkpoint_dirs(config),
+                helper_uri=store_helper_package(packages),
+            ),
+        )
+        control.loops.append(Loop("leader", 5.0, _leadership_check(leadership)))
+        live = LiveLoops(control.loops, clock, nudged=("control", "plan"))
+        control.nudge, control.nudge_plan = (lambda: live.nudge("control")), (lambda: live.nudge("plan"))
+        control.start()
+        live.start()
+        stack.callback(live.stop)
+        plane = ControlPlane(control, packages=packages, logs=logs, signals=signals, data_dir=data_dir)
+        asyncio.run(_serve(config, plane, follower, on_ready))
+    return 0
+
+
+def _leadership_check(leadership: Leadership) -> Callable[[datetime], None]:
+    def check(_: datetime) -> None:
+        if not leadership.still_held():
+            # Another control plane may take over any moment: stop acting at once, without tidying anything of theirs.
+            log.critical("this control plane lost its hold on the database and stops")
+            os._exit(1)
+
+    return check
+
+
+async def _serve(config: Config, plane: ControlPlane, follower: LogFollower, on_ready: Callable[[], None]) -> None:
+    server = Server(
+        uvicorn.Config(
+            create_app(plane),
+            host=config.server.host,
+            port=config.server.port,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=5,
+            ws_max_size=1 << 20,
+        )
+    )
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        server.should_exit = True
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    following = asyncio.create_task(follower.run())
+    announced = asyncio.create_task(_announce(server, on_ready))
+    try:
+        await server.serve()
+    finally:
+        for task in (following, announced):
+            task.cancel()
+        await asyncio.gather(following, announced, return_exceptions=True)
+    if not server.started:
+        raise ConfigError(f"cannot listen on {config.server.host}:{config.server.port}; is something else using that port?")
+
+
+async def _announce(server: Server, on_ready: Callable[[], None]) -> None:
+    while not server.started:
+        await asyncio.sleep(0.02)
+    on_ready()
+
+
+def main_serve(config: Config) -> int:
+    """``gridshift serve``: run, with a word on stderr when ready and one clear line when it cannot start."""
+    logging.basicConfig(
+        level=os.environ.get("GRIDSHIFT_LOG", "WARNING").upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
+
+    def ready() -> None:
+        regions = ", ".join(f"{r.name} ({r.address})" for r in config.regions)
+        print(
+            f"gridshift listens on http://{config.server.host}:{config.server.port}; regions: {regions}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    try:
+        return run(config, on_ready=ready)
+    except GridshiftError as error:
+        print(f"gridshift: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1

@@ -1,0 +1,187 @@
+"""What a submission or a change does to a job, its attempts and its events: the rules that every store keeps.
+
+Pure: it is given what is stored and the next sequence number, and returns what to write. It knows no database.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from dispatcher.errors import AlreadyExists, BadInput, IllegalMove, StaleState
+from dispatcher.states import EDGES, check_move
+from dispatcher.store import Attempt, Change, GridEvent, Job, JobEvent, Token
+from policies.world import ENDED, JobState
+
+_JOB_FIELDS = frozenset(f.name for f in fields(Job)) - {"id", "seq", "state"}
+_ATTEMPT_FIELDS = frozenset(f.name for f in fields(Attempt)) - {"job_id", "attempt", "submission_id"}
+T = TypeVar("T", Job, Attempt, GridEvent, Token)
+#: How many of its last events an IllegalMove tells.
+STORY_EVENTS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What to store: the job as it is now, its new events in order, and its attempts that are new or changed."""
+
+    job: Job
+    events: tuple[JobEvent, ...]
+    new_attempt: Attempt | None = None
+    changed_attempt: Attempt | None = None
+
+
+def clean(text: str) -> str:
+    """Text that every database can hold: NUL and lone surrogates (a log line may carry both) become U+FFFD or '?'."""
+    if text.isascii():
+        return text.replace("\x00", "\ufffd") if "\x00" in text else text
+    return text.replace("\x00", "\ufffd").encode("utf-8", "replace").decode("utf-8")
+
+
+def utc(name: str, value: datetime) -> datetime:
+    """``value`` in UTC; raises BadInput when it has no offset."""
+    if value.tzinfo is UTC:
+        return value
+    if value.tzinfo is None:
+        raise BadInput([(name, value.isoformat(), "give a time with an offset, such as 2026-01-01T00:00:00Z")])
+    return value.astimezone(UTC)
+
+
+def storable(value: T) -> T:
+    """The same value with UTC times and clean text. Raises BadInput for a naive time."""
+    changed: dict[str, Any] = {}
+    for name in value.__slots__:
+        old = getattr(value, name)
+        new = utc(name, old) if isinstance(old, datetime) else clean(old) if type(old) is str else old
+        if new is not old:
+            changed[name] = new
+    return replace(value, **changed) if changed else value
+
+
+def _checked(values: Mapping[str, Any], allowed: frozenset[str], what: str) -> dict[str, Any]:
+    wrong = [(f"{what}.{name}", values[name], "no field that a change may set") for name in values if name not in allowed]
+    if wrong:
+        raise BadInput(wrong)
+    return {
+        name: utc(name, value) if isinstance(value, datetime) else clean(value) if type(value) is str else value
+        for name, value in values.items()
+    }
+
+
+def checked_submission(job: Job, reason: str, attempt: Attempt | None) -> tuple[Job, Attempt | None]:
+    """A new job as it will be stored (all but ``seq``), and its first attempt. Raises BadInput.
+
+    With an attempt the job is stored ``launching``. A job has an end time if and only if it has ended.
+    """
+    if clean(job.id) != job.id or not job.id:
+        raise BadInput([("id", job.id, "must be printable text")])
+    job = storable(job)
+    for name in ("deadline_at", "earliest_at"):
+        at = getattr(job.flex, name)
+        if at is not None:
+            utc(f"flex.{name}", at)
+    given: dict[str, Any] = {}
+    if attempt is not None:
+        attempt = storable(attempt)
+        if attempt.job_id != job.id or attempt.attempt < 1 or attempt.ended_at is not None:
+            raise BadInput([("attempt", f"{attempt.job_id} {attempt.attempt}", f"must be a live attempt of job {job.id}")])
+        if job.state not in (JobState.QUEUED, JobState.LAUNCHING):
+            raise BadInput([("state", str(job.state), "a job submitted with an attempt starts as launching")])
+        given = {"state": JobState.LAUNCHING, "attempt": attempt.attempt, "region": attempt.region}
+        if job.state is not JobState.LAUNCHING:
+            given["state_since"] = attempt.launched_at
+    if not job.reason:
+        given["reason"] = clean(reason)
+    if (job.state in ENDED) != (job.finished_at is not None):
+        given["finished_at"] = job.state_since if job.state in ENDED else None
+    return (replace(job, **given) if given else job), attempt
+
+
+def submitted(job: Job, reason: str, attempt: Attempt | None, seq: int) -> Written:
+    """Store a job that ``checked_submission`` returned; its first event gets ``seq``."""
+    if attempt is None:
+        event = JobEvent(seq, job.id, job.submitted_at, "submitted", None, job.state, clean(reason), job.attempt, job.region)
+        return Written(replace(job, seq=seq), (event,))
+    events = (
+        JobEvent(seq, job.id, job.submitted_at, "submitted", None, JobState.QUEUED, "submitted"),
+        JobEvent(
+            seq + 1,
+            job.id,
+            attempt.launched_at,
+            "state",
+            JobState.QUEUED,
+            JobState.LAUNCHING,
+            clean(reason),
+            attempt.attempt,
+            attempt.region,
+        ),
+    )
+    return Written(replace(job, seq=seq + 1), events, new_attempt=attempt)
+
+
+def tell(events: Sequence[JobEvent]) -> str:
+    """The last events as a story for an error message."""
+    lines = (f"{e.at:%Y-%m-%dT%H:%M:%SZ} {e.kind} -> {e.new_state}: {e.reason}" for e in events[-STORY_EVENTS:])
+    return "Its story: " + "; ".join(lines)
+
+
+def changed(
+    job: Job, current: Attempt | None, change: Change, seq: int, story: Callable[[], Sequence[JobEvent]] = lambda: ()
+) -> Written:
+    """Apply ``change`` to ``job``, whose current attempt is ``current``; the event gets ``seq``.
+
+    ``attempt_fields`` go to the current attempt, before ``new_attempt`` takes its place. A move to an end sets
+    ``finished_at`` where the change does not. Raises StaleState, IllegalMove, AlreadyExists or BadInput.
+    """
+    _compare(job, change)
+    values = _checked(change.fields, _JOB_FIELDS, "fields")
+    attempt_values = _checked(change.attempt_fields, _ATTEMPT_FIELDS, "attempt_fields")
+    at, reason = utc("at", change.at), clean(change.reason)
+    state = job.state
+    if change.to is not None:
+        check_move(job.id, job.state, change.to, "" if (job.state, change.to) in EDGES else tell(story()))
+        state = change.to
+        values.setdefault("state_since", at)
+    changed_attempt = None
+    if attempt_values:
+        if current is None:
+            raise StaleState(f"job {job.id} has no attempt to change ({reason}); nothing was written")
+        changed_attempt = current = replace(current, **attempt_values)
+    new_attempt = None
+    if change.new_attempt is not None:
+        new_attempt = _next_attempt(job, current, change.new_attempt)
+        values["attempt"] = new_attempt.attempt
+        values.setdefault("region", new_attempt.region)
+    # An end time belongs to ended jobs only: "latest ended" is found by it.
+    if state in ENDED:
+        if values.get("finished_at", job.finished_at) is None:
+            values["finished_at"] = at
+    elif values.get("finished_at", job.finished_at) is not None:
+        values["finished_at"] = None
+    now = replace(job, **{**values, "state": state, "reason": reason, "seq": seq})
+    event = JobEvent(seq, job.id, at, change.kind, job.state, state, reason, now.attempt, now.region)
+    return Written(now, (event,), new_attempt, changed_attempt)
+
+
+def _compare(job: Job, change: Change) -> None:
+    """Raise StaleState unless the job is as the change expects it."""
+    if change.expect is None and job.state in ENDED:
+        raise StaleState(f"job {job.id} has ended ({job.state}); nothing was written of: {change.reason}")
+    if change.expect is not None and job.state is not change.expect:
+        raise StaleState(f"job {job.id} is {job.state}, not {change.expect}; nothing was written of: {change.reason}")
+    if change.expect_attempt is not None and job.attempt != change.expect_attempt:
+        raise StaleState(
+            f"job {job.id} is at attempt {job.attempt}, not {change.expect_attempt}; nothing was written of: {change.reason}"
+        )
+    if change.expect_seq is not None and job.seq != change.expect_seq:
+        raise StaleState(f"job {job.id} has changed since this was decided; nothing was written of: {change.reason}")
+
+
+def _next_attempt(job: Job, current: Attempt | None, attempt: Attempt) -> Attempt:
+    attempt = storable(attempt)
+    if attempt.job_id != job.id:
+        raise BadInput([("new_attempt.job_id", attempt.job_id, f"must be {job.id}")])
+    if current is not None and current.ended_at is None:
+        raise IllegalMove(f"job {job.id}: attempt {current.attempt} in {current.region} lives; no other may start beside it")
+    if attempt.attempt <= job.attempt:
+        raise AlreadyExists(f"job {job.id}: attempt {attempt.attempt} is not after attempt {job.attempt}")
+    return attempt

@@ -1,0 +1,1 @@
+"""The history of the tables; Alembic runs it through dispatcher.store.migrate."""

@@ -1,0 +1,208 @@
+"""The tables as SQLModel rows; the columns mean what the fields of the dataclasses in dispatcher.store mean.
+
+The database keeps the promises: states, ids used once, one live attempt a job. It knows nothing of how rows become values
+(codec.py). Times are aware UTC on every database.
+"""
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import JSON, BigInteger, CheckConstraint, Index, Integer, Table, UniqueConstraint, text
+from sqlmodel import Field, SQLModel
+
+from policies.world import ENDED, JobState
+from signals.store import UTCDateTime
+
+_STATES = ", ".join(f"'{state}'" for state in JobState)
+_ENDED = ", ".join(f"'{state}'" for state in JobState if state in ENDED)
+# SQLite numbers and orders rows by an INTEGER key only.
+_SEQ = BigInteger().with_variant(Integer(), "sqlite")
+
+
+def _time(**more: Any) -> Any:
+    return Field(sa_type=UTCDateTime, **more)
+
+
+class JobRow(SQLModel, table=True):
+    """One job. ``team`` is a copy of ``flex.team``, so that it can be searched for."""
+
+    __tablename__ = "job"
+    __table_args__ = (
+        CheckConstraint(f"state IN ({_STATES})", name="ck_job_state"),
+        # "The latest ended" is found by the end time, so exactly the ended jobs have one.
+        CheckConstraint(f"(state IN ({_ENDED})) = (finished_at IS NOT NULL)", name="ck_job_finished"),
+        UniqueConstraint("seq", name="uq_job_seq"),
+        Index("ix_job_state", "state", "submitted_at", "id", "deleted_at"),
+        Index(
+            "ix_job_team",
+            "team",
+            "submitted_at",
+            "id",
+            sqlite_where=text("team IS NOT NULL"),
+            postgresql_where=text("team IS NOT NULL"),
+        ),
+        Index(
+            "ix_job_submitted",
+            "submitted_at",
+            "id",
+            sqlite_where=text("deleted_at IS NULL"),
+            postgresql_where=text("deleted_at IS NULL"),
+        ),
+        Index(
+            "ix_job_ended",
+            "finished_at",
+            "id",
+            sqlite_where=text("finished_at IS NOT NULL AND deleted_at IS NULL"),
+            postgresql_where=text("finished_at IS NOT NULL AND deleted_at IS NULL"),
+        ),
+    )
+
+    id: str = Field(primary_key=True)
+    request: dict[str, Any] = Field(sa_type=JSON)
+    flex: dict[str, Any] = Field(sa_type=JSON)
+    team: str | None = None
+    state: str
+    state_since: datetime = _time()
+    submitted_at: datetime = _time()
+    reason: str
+    seq: int = Field(sa_type=_SEQ)
+    region: str | None = None
+    attempt: int
+    planned_region: str | None = None
+    planned_start_at: datetime | None = _time(default=None)
+    held: bool
+    cancel_requested_at: datetime | None = _time(default=None)
+    pause_requested_at: datetime | None = _time(default=None)
+    checkpoint_saved_at: datetime | None = _time(default=None)
+    checkpoint_misses: int
+    not_before_at: datetime | None = _time(default=None)
+    progress_s: float
+    pauses: int
+    started_at: datetime | None = _time(default=None)
+    run_started_at: datetime | None = _time(default=None)
+    finished_at: datetime | None = _time(default=None)
+    error_type: str | None = None
+    exit_code: int | None = None
+    energy_kwh: float | None = None
+    cost: float | None = None
+    cost_currency: str | None = None
+    carbon_kg: float | None = None
+    has_result: bool
+    deleted_at: datetime | None = _time(default=None)
+    owner: str | None = None
+
+
+class AttemptRow(SQLModel, table=True):
+    """One attempt; the partial unique index allows a job one that lives."""
+
+    __tablename__ = "attempt"
+    __table_args__ = (
+        UniqueConstraint("submission_id", name="uq_attempt_submission_id"),
+        CheckConstraint("attempt >= 1", name="ck_attempt_number"),
+        Index(
+            "uq_attempt_live",
+            "job_id",
+            unique=True,
+            sqlite_where=text("ended_at IS NULL"),
+            postgresql_where=text("ended_at IS NULL"),
+        ),
+        Index(
+            "ix_attempt_upstream",
+            "region",
+            "ended_at",
+            sqlite_where=text("ended_at IS NOT NULL AND deleted_upstream = 0"),
+            postgresql_where=text("ended_at IS NOT NULL AND NOT deleted_upstream"),
+        ),
+    )
+
+    job_id: str = Field(primary_key=True, foreign_key="job.id")
+    attempt: int = Field(primary_key=True, sa_column_kwargs={"autoincrement": False})
+    region: str
+    submission_id: str
+    launched_at: datetime = _time()
+    ray_session: str | None = None
+    accepted_at: datetime | None = _time(default=None)
+    started_at: datetime | None = _time(default=None)
+    ended_at: datetime | None = _time(default=None)
+    outcome: str | None = None
+    message: str
+    deleted_upstream: bool
+
+
+class JobEventRow(SQLModel, table=True):
+    """One change of a job. The single writer numbers events itself, so that a batch needs no answer row by row."""
+
+    __tablename__ = "job_event"
+    __table_args__ = (
+        CheckConstraint(f"new_state IN ({_STATES})", name="ck_job_event_new_state"),
+        CheckConstraint(f"old_state IS NULL OR old_state IN ({_STATES})", name="ck_job_event_old_state"),
+        Index("ix_job_event_job", "job_id", "seq"),
+    )
+
+    seq: int = Field(primary_key=True, sa_type=_SEQ, sa_column_kwargs={"autoincrement": False})
+    job_id: str = Field(foreign_key="job.id")
+    at: datetime = _time()
+    kind: str
+    old_state: str | None = None
+    new_state: str
+    reason: str
+    attempt: int
+    region: str | None = None
+
+
+class GridEventRow(SQLModel, table=True):
+    """The highest version of each grid event."""
+
+    __tablename__ = "grid_event"
+
+    source: str = Field(primary_key=True)
+    event_id: str = Field(primary_key=True)
+    version: int = Field(sa_type=BigInteger)
+    region: str
+    start: datetime = _time()
+    end: datetime | None = _time(default=None)
+    limit_w: float
+    received_at: datetime = _time()
+    reason: str
+    cancelled: bool
+    test: bool
+
+
+class WebhookReceiptRow(SQLModel, table=True):
+    """A webhook message that was taken, so that its repetition is known."""
+
+    __tablename__ = "webhook_receipt"
+    __table_args__ = (Index("ix_webhook_receipt_received", "received_at"),)
+
+    source: str = Field(primary_key=True)
+    message_id: str = Field(primary_key=True)
+    received_at: datetime = _time()
+
+
+class ApiTokenRow(SQLModel, table=True):
+    """An API token's hash."""
+
+    __tablename__ = "api_token"
+    __table_args__ = (UniqueConstraint("sha256", name="uq_api_token_sha256"),)
+
+    name: str = Field(primary_key=True)
+    sha256: str
+    created_at: datetime = _time()
+
+
+class SettingRow(SQLModel, table=True):
+    """A small value of the control plane's own."""
+
+    __tablename__ = "setting"
+
+    key: str = Field(primary_key=True)
+    value: str
+
+
+def _table(name: str) -> Table:
+    return SQLModel.metadata.tables[name]
+
+
+JOB, ATTEMPT, JOB_EVENT = _table("job"), _table("attempt"), _table("job_event")
+GRID_EVENT, WEBHOOK_RECEIPT = _table("grid_event"), _table("webhook_receipt")
+API_TOKEN, SETTING = _table("api_token"), _table("setting")

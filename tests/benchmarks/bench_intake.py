@@ -1,0 +1,228 @@
+"""How fast jobs come in, against Ray's own submit_job on the same machine in the same run.
+
+Submissions go over HTTP to a control plane in a process of its own, each answered after a durable commit (SQLite,
+synchronous=FULL). ``--quick`` takes under a minute.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import sqlite3
+import statistics
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import requests
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.benchmarks.common import report
+from tests.real.harness import Plane, ray_clusters, region
+
+FLEX = {"gridshift.earliest": "24h", "gridshift.deadline": "40h", "gridshift.runtime": "1h"}
+
+
+async def _pour(port: int, bodies: list[bytes], connections: int) -> float:
+    """POST every body over ``connections`` keep-alive connections; returns submissions a second. Raises on any answer but 200."""
+    waiting = list(reversed(bodies))
+
+    async def one() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        while waiting:
+            body = waiting.pop()
+            head = f"POST /api/jobs/ HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+            writer.write(head.encode() + body)
+            answer = await reader.readuntil(b"\r\n\r\n")
+            length = next(
+                int(line.split(b":")[1]) for line in answer.split(b"\r\n") if line.lower().startswith(b"content-length")
+            )
+            text = await reader.readexactly(length)
+            if b" 200 " not in answer.split(b"\r\n", 1)[0]:
+                raise RuntimeError(f"{answer!r} {text!r}")
+        writer.close()
+
+    started = time.perf_counter()
+    await asyncio.gather(*(one() for _ in range(connections)))
+    return len(bodies) / (time.perf_counter() - started)
+
+
+def intake(plane: Plane, count: int, prefix: str) -> float:
+    """Durable submissions a second of ``count`` held jobs over 32 connections."""
+    bodies = [
+        json.dumps({"entrypoint": "python train.py", "submission_id": f"{prefix}-{n}", "metadata": FLEX}).encode()
+        for n in range(count)
+    ]
+    return asyncio.run(_pour(plane.port, bodies, 32))
+
+
+def ray_submissions_per_s(address: str, count: int) -> float:
+    """Ray's own submit_job, 8 at a time, as its client sends it."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from ray.job_submission import JobSubmissionClient
+
+    client = JobSubmissionClient(address)
+    client.submit_job(entrypoint="true")  # the first one after a start is slow
+    started = time.perf_counter()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: client.submit_job(entrypoint="true"), range(count)))
+    return count / (time.perf_counter() - started)
+
+
+def settle(address: str) -> None:
+    """Wait until the cluster has nothing left to run, so that one measurement does not disturb the next."""
+    deadline = time.monotonic() + 180
+    while time.monotonic() < deadline:
+        jobs = requests.get(f"{address}/api/jobs/", timeout=30).json()
+        if not any(job["status"] in ("PENDING", "RUNNING") for job in jobs):
+            return
+        time.sleep(0.5)
+    raise RuntimeError("the cluster did not come to rest")
+
+
+def passed_through(plane: Plane, ray_address: str, pairs: int) -> dict[str, float]:
+    """Added latency of jobs that are passed through, alternating with jobs sent to Ray itself, ms.
+
+    ``accepted`` is from sending until Ray has answered its own POST; ``answered`` until the submitter has its answer.
+    """
+    direct, accepted, answered = [], [], []
+    with requests.Session() as ours, requests.Session() as theirs:
+        for n in range(pairs):
+            started = time.perf_counter()
+            theirs.post(f"{ray_address}/api/jobs/", json={"entrypoint": "true"}, timeout=60).raise_for_status()
+            direct.append(time.perf_counter() - started)
+            settle(ray_address)
+            job_id, sent_at = f"through-{n}", datetime.now(UTC)
+            started = time.perf_counter()
+            ours.post(f"{plane.address}/api/jobs/", json={"entrypoint": "true", "submission_id": job_id}, timeout=60)
+            answered.append(time.perf_counter() - started)
+            while True:
+                attempts = plane.job(job_id)["attempts"]
+                if attempts and attempts[0]["accepted_at"]:
+                    break
+                time.sleep(0.02)
+            accepted.append((datetime.fromisoformat(attempts[0]["accepted_at"]) - sent_at).total_seconds())
+            settle(ray_address)
+    return {
+        "ray_post_ms": statistics.median(direct) * 1e3,
+        "through_answered_ms": statistics.median(answered) * 1e3,
+        "through_accepted_ms": statistics.median(accepted) * 1e3,
+        "through_added_share": statistics.median(accepted) / statistics.median(direct) - 1,
+    }
+
+
+def median_ms(url: str, times: int) -> float:
+    """Median time of a GET, ms."""
+    taken = []
+    with requests.Session() as session:
+        for _ in range(times):
+            started = time.perf_counter()
+            session.get(url, timeout=60).raise_for_status()
+            taken.append(time.perf_counter() - started)
+    return statistics.median(taken) * 1e3
+
+
+def idle(plane: Plane, seconds: float) -> dict[str, float]:
+    """Share of a core and resident memory of the control plane's own process while nothing happens."""
+    assert plane.process is not None
+    stat = Path(f"/proc/{plane.process.pid}/stat")
+
+    def cpu_s() -> float:
+        fields = stat.read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    before, started = cpu_s(), time.perf_counter()
+    time.sleep(seconds)
+    share = (cpu_s() - before) / (time.perf_counter() - started)
+    status = Path(f"/proc/{plane.process.pid}/status").read_text()
+    resident = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
+    return {"idle_core_percent": share * 100, "idle_resident_mb": resident / 1024}
+
+
+def main() -> int:
+    """Run and report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer submissions; under a minute")
+    quick = parser.parse_args().quick
+    say = lambda text: print(text, file=sys.stderr, flush=True)  # noqa: E731
+    figures: dict[str, float] = {}
+    with tempfile.TemporaryDirectory(prefix="gsb") as name, ray_clusters(Path(name), "bench") as rays:
+        base, address = Path(name), rays["bench"].address
+        (base / "plane").mkdir()
+        with Plane(base / "plane", region("bench", address, 50)) as plane:
+            say("idle ...")
+            time.sleep(3)
+            figures |= idle(plane, 8 if quick else 30)
+            say("Ray's own submissions ...")
+            figures["ray_submissions_per_s"] = ray_submissions_per_s(address, 20 if quick else 60)
+            settle(address)
+            say("passed through ...")
+            figures |= passed_through(plane, address, 3 if quick else 25)
+            say("intake ...")
+            intake(plane, 200, "warm")
+            rates = [intake(plane, 1000 if quick else 3000, f"r{n}") for n in range(1 if quick else 5)]
+            figures["durable_submissions_per_s"] = statistics.median(rates)
+            figures["times_ray"] = figures["durable_submissions_per_s"] / figures["ray_submissions_per_s"]
+            say("a store of 100,000 jobs ...")
+            total = 5_000 if quick else 100_000
+            stored = _stored(plane)
+            if not quick:
+                _grow(plane, total - stored)
+            figures["jobs_in_store"] = _stored(plane)
+            figures["page_of_100_ms"] = median_ms(f"{plane.address}/v1/jobs?limit=100", 15)
+            figures["ray_list_ms"] = median_ms(f"{plane.address}/api/jobs/", 7)
+    wanted: list[tuple[str, str, float]] = [
+        ("durable_submissions_per_s", ">=", 500),
+        ("times_ray", ">=", 20),
+        ("through_added_share", "<=", 0.15),
+        ("page_of_100_ms", "<=", 50),
+        ("ray_list_ms", "<=", 300),
+        ("idle_core_percent", "<=", 2),
+        ("idle_resident_mb", "<=", 300),
+    ]
+    method = (
+        "one control plane process (SQLite, synchronous=FULL) and one real Ray head on this machine; 32 keep-alive connections, "
+        "each answer after its commit; Ray's submit_job with 8 threads; passed-through jobs alternate with jobs sent to Ray "
+        "itself, accepted = Ray has answered the POST; medians; idle = the control plane's own process with one region"
+    )
+    return report("intake", figures, wanted, method)
+
+
+def _stored(plane: Plane) -> int:
+    with sqlite3.connect(plane.base / "data" / "gridshift.db") as database:
+        count: Any = database.execute("select count(*) from job").fetchone()[0]
+    return int(count)
+
+
+def _grow(plane: Plane, more: int) -> None:
+    """Fill the store with ended jobs through the store itself (the control plane is stopped meanwhile)."""
+    from dataclasses import replace
+
+    from dispatcher.store.sql import SqlStore
+    from policies.world import JobState
+
+    plane.stop()
+    data = plane.base / "data"
+    store = SqlStore(f"sqlite:///{data / 'gridshift.db'}", data_dir=data)
+    page = store.page(limit=1).jobs[0]
+    now = datetime.now(UTC)
+    for start in range(0, more, 5000):
+        futures = [
+            store.add_job(
+                replace(page, id=f"old-{n}", state=JobState.SUCCEEDED, finished_at=now, submitted_at=now), "submitted"
+            )
+            for n in range(start, min(start + 5000, more))
+        ]
+        for future in futures:
+            future.result()
+    store.close()
+    plane.start()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

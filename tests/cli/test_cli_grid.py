@@ -1,0 +1,219 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Run
+from tests.client.fake_api import FakeApi
+
+PLAN = {
+    "made_at": "2026-01-01T00:00:00Z",
+    "horizon_end": "2026-01-03T00:00:00Z",
+    "slot_s": 900,
+    "currency": "EUR",
+    "objective": 12.5,
+    "bound": 12.0,
+    "gap": 0.04,
+    "placements": [
+        {
+            "job_id": "j1",
+            "region": "north",
+            "intervals": [["2026-01-01T06:00:00Z", "2026-01-01T08:00:00Z"], ["2026-01-01T10:00:00Z", "2026-01-01T11:00:00Z"]],
+            "cost": 1.5,
+            "run_now_cost": 3.0,
+            "energy_kwh": 10.0,
+            "carbon_kg": 2.0,
+            "late_s": 0.0,
+            "reason": "cheapest start before the deadline",
+        }
+    ],
+    "unplaced": {"j2": "no region has 16 GPUs"},
+}
+REGION = {
+    "name": "north",
+    "address": "http://10.0.0.1:8265",
+    "reachable": True,
+    "error": None,
+    "gpus": 8,
+    "gpus_used": 2,
+    "jobs_running": 1,
+    "draw_w": 1200.0,
+    "power_limit_w": 4000.0,
+    "budget_w": 2000.0,
+    "price": {"unit": "EUR/MWh", "source": "energy_charts", "now": -3.25, "basis": "published"},
+    "carbon": None,
+}
+SIGNAL = {
+    "region": "north",
+    "kind": "price",
+    "unit": "EUR/MWh",
+    "source": "energy_charts",
+    "start": "2026-01-01T00:00:00Z",
+    "slot_s": 3600,
+    "values": [10.0, 20.0, None, -5.0, 0.0, *([50.0] * 8)],
+    "basis": ["published"] * 5 + ["repeat-day"] * 8,
+}
+
+
+@pytest.fixture
+def grid(api: FakeApi) -> FakeApi:
+    answers: dict[str, Any] = {
+        "/v1/plan": PLAN,
+        "/v1/regions": {"regions": [REGION]},
+        "/v1/signals": SIGNAL,
+        "/v1/plan/j1": {
+            "job": {"id": "j1", "state": "queued"},
+            "placement": PLAN["placements"][0],  # type: ignore[index]
+            "alternatives": [{"region": "south", "start_at": "2026-01-01T01:00:00Z", "cost": 4.0, "why_not": "dearer by 2.50"}],
+            "why": "It waits for cheaper power.",
+        },
+        "/v1/savings": {
+            "energy_basis": "modelled",
+            "currency": "EUR",
+            "totals": {"jobs": 3, "energy_kwh": 9.0, "cost": 5.0, "cost_run_now": 10.0, "carbon_kg": None,
+                       "carbon_kg_run_now": 4.0, "deadline_misses": 0},
+            "caveats": ["energy is modelled"],
+        },
+    }  # fmt: skip
+    for path, answer in answers.items():
+        api.answers["GET", path] = lambda _, answer=answer: (200, answer)  # type: ignore[misc]
+    api.jobs["j1"] = {"id": "j1", "state": "queued", "deadline_at": "2026-01-01T18:00:00Z"}
+    return api
+
+
+def test_the_plan_is_drawn_with_bars_deadline_and_price(grid: FakeApi, run: Run) -> None:
+    out = run("plan").stdout
+    lines = out.splitlines()
+    assert "objective 12.50 EUR" in lines[0] and "gap 4.0%" in lines[0]
+    (price,) = [line for line in lines if line.startswith("north price")]
+    assert "·" in price and price.endswith("-5..50 EUR/MWh")
+    (bar,) = [line for line in lines if line.startswith("j1 ")]
+    first, gap, second, deadline = bar.index("█"), bar.index(" ", bar.index("█")), bar.rindex("█"), bar.index("|")
+    assert first < gap < second < deadline and bar.endswith("north")
+    assert "06:00" in out and "j2: not placed: no region has 16 GPUs" in out
+    assert all(len(line) <= 160 for line in lines)
+    # Six hours into the chart is where the first bar begins.
+    axis = next(line for line in lines if "06:00" in line)
+    assert abs(axis.index("06:00") - first) <= 1
+
+
+def test_json_is_the_answer_of_the_api(grid: FakeApi, run: Run) -> None:
+    assert json.loads(run("plan", "--json").stdout) == PLAN
+    assert json.loads(run("plan", "show", "--json").stdout) == PLAN
+    assert json.loads(run("fleet", "--json").stdout) == {"regions": [REGION]}
+    assert json.loads(run("signals", "--json").stdout) == {"regions": [REGION]}
+    assert json.loads(run("signals", "show", "north", "--json").stdout) == SIGNAL
+    assert json.loads(run("plan", "explain", "--json", "j1").stdout)["why"] == "It waits for cheaper power."
+    assert json.loads(run("savings", "--json").stdout)["energy_basis"] == "modelled"
+
+
+def test_explain_fleet_savings_and_signals_for_people(grid: FakeApi, run: Run) -> None:
+    told = run("plan", "explain", "j1").stdout
+    assert "It waits for cheaper power." in told and "01-01 06:00 to 01-01 08:00" in told and "dearer by 2.50" in told
+    fleet = run("fleet").stdout
+    assert "2/8" in fleet and "2,000 W" in fleet and "-3.2 EUR/MWh" in fleet
+    saved = run("savings").stdout
+    assert "5.00 EUR (50%)" in saved and "9.00 kWh (modelled)" in saved and "note: energy is modelled" in saved
+    carbon = next(line for line in saved.splitlines() if line.startswith("carbon"))
+    assert carbon.split() == ["carbon", "-", "4.00", "kg", "CO2e", "-"]  # unknown is not zero
+    listed = run("signals").stdout
+    assert "energy_charts" in listed and "none" in listed
+    shown = run("signals", "show", "north").stdout
+    assert "unknown" in shown and "-5.00" in shown and shown.count("50.00") == 1
+
+
+def test_events(api: FakeApi, run: Run) -> None:
+    posted: list[dict[str, Any]] = []
+    event = {
+        "source": "native",
+        "event_id": "e1",
+        "version": 1,
+        "region": "north",
+        "start": "2026-01-01T00:00:00Z",
+        "end": None,
+        "limit_w": 2000.0,
+        "state": "active",
+        "received_at": "2026-01-01T00:00:00Z",
+        "reason": "heat",
+        "test": True,
+    }
+
+    def create(body: bytes) -> tuple[int, Any]:
+        posted.append(json.loads(body))
+        return 201, event
+
+    api.answers["POST", "/v1/events"] = create
+    api.answers["GET", "/v1/events"] = lambda _: (200, {"events": [event]})
+    result = run("events", "create", "--region", "north", "--limit-w", "2000", "--duration", "2h", "--id", "e1", "--test")
+    assert result.stdout == "e1\n"
+    assert posted == [{"event_id": "e1", "region": "north", "limit_w": 2000.0, "duration": "2h", "test": True}]
+    result = run("events", "create", "--region", "n", "--limit-w", "1", "--duration", "2h", "--end", "x")
+    assert result.exit_code == 2 and len(posted) == 1
+    out = run("events").stdout
+    assert "active (test)" in out and "open" in out and "2,000 W" in out
+    assert json.loads(run("events", "list", "--json").stdout) == {"events": [event]}
+    assert json.loads(run("events", "show", "e1", "--json").stdout) == event
+    assert "heat" in run("events", "show", "e1").stdout
+    api.answers["DELETE", "/v1/events/native/e1"] = lambda _: (200, {**event, "state": "cancelled"})
+    assert run("events", "cancel", "e1").stdout == "event e1 is cancelled\n"
+    api.answers["GET", "/v1/events"] = lambda _: (200, {"events": [event, {**event, "source": "utility"}]})
+    result = run("events", "cancel", "e1")
+    assert result.exit_code == 2 and "one of native, utility" in result.stderr
+    assert run("events", "cancel", "e1", "--source", "native").exit_code == 0
+
+
+GB = """{"data": [
+ {"from": "2026-01-01T00:00Z", "to": "2026-01-01T00:30Z", "intensity": {"forecast": 100, "actual": 90, "index": "low"}},
+ {"from": "2026-01-01T00:30Z", "to": "2026-01-01T01:00Z", "intensity": {"forecast": null, "actual": null, "index": "low"}}]}"""
+
+
+def test_parse_says_what_a_response_means(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "gb.json"
+    file.write_text(GB)
+    args = ["signals", "parse", "--feed", "gb_carbon", "--retrieved-at", "2026-02-01T00:00Z", str(file)]
+    result = run(*args, "--region", "uk", "--json")
+    answer = json.loads(result.stdout)
+    assert result.exit_code == 0 and set(answer) == {"points", "gaps", "warnings", "error"} and answer["error"] is None
+    measured = [p for p in answer["points"] if p["quality"] == "measured"]
+    assert measured == [
+        {"region": "uk", "kind": "carbon_average", "variant": measured[0]["variant"], "start": "2026-01-01T00:00:00Z",
+         "end": "2026-01-01T00:30:00Z", "value": 90.0, "unit": "gCO2e/kWh", "quality": "measured", "issued_at": None}
+    ]  # fmt: skip
+    assert {"start": "2026-01-01T00:30:00Z", "end": "2026-01-01T01:00:00Z"} in answer["gaps"]
+    people = run(*args).stdout
+    assert "90.00" in people and "gap: 2026-01-01T00:30:00Z" in people
+
+
+def test_parse_of_a_table_finds_the_kind_that_is_there(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "p.csv"
+    file.write_text("datetime_utc,price_eur_per_mwh\n2026-01-01T00:00:00Z,-1.5\n2026-01-01T01:00:00Z,0\n")
+    answer = json.loads(run("signals", "parse", "--feed", "csv", "--json", str(file)).stdout)
+    assert answer["error"] is None
+    got = [(p["kind"], p["value"], p["unit"]) for p in answer["points"]]
+    assert got == [("price", -1.5, "EUR/MWh"), ("price", 0.0, "EUR/MWh")]
+    file.write_text("Datetime (UTC),Zone id,Carbon intensity gCO₂eq/kWh (Life cycle)\n2026-01-01 00:00:00,DE,400\n")
+    answer = json.loads(run("signals", "parse", "--feed", "csv", "--json", str(file)).stdout)
+    assert [(p["kind"], p["value"]) for p in answer["points"]] == [("carbon_average", 400.0)]
+
+
+def test_parse_errors(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "gb.json"
+    file.write_text(GB[:150])
+    result = run("signals", "parse", "--feed", "gb_carbon", "--json", str(file))
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["error"]["kind"] == "truncated" and "truncated" in result.stderr
+    for args, said in (
+        (["--feed", "nope"], "there are: csv"),
+        (["--feed", "gb_carbon", "--kind", "price"], "has carbon_average"),
+        (["--feed", "gb_carbon", "--option", "x=1"], "no such option"),
+        (["--feed", "gb_carbon", "--retrieved-at", "2026-01-01"], "give a time such as"),
+    ):
+        result = run("signals", "parse", *args, str(file))
+        assert result.exit_code == 2 and said in result.stderr, args
+    assert run("signals", "parse", "--feed", "csv", str(tmp_path / "absent")).exit_code == 2
+
+
+def test_fetch_asks_now_and_stores_nothing(run: Run) -> None:
+    answer = json.loads(run("signals", "fetch", "--feed", "synthetic", "--kind", "price", "--hours", "1", "--json").stdout)
+    assert answer["error"] is None and len(answer["points"]) in {8, 9}

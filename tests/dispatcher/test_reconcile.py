@@ -1,0 +1,130 @@
+"""What an observation means for a job, as a table."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from dispatcher.clusters import AttemptStatus, RayStatus
+from dispatcher.reconcile import Books, Retry, Seen, Usage, checkpoint_timeout, reconcile
+from dispatcher.states import EDGES
+from dispatcher.store import Attempt, Change, Job, Request
+from policies.world import Flexibility, JobState, Pausable
+
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+EARLIER = NOW - timedelta(minutes=10)
+FLEX = Flexibility(True, NOW + timedelta(hours=5), None, 3600.0, True, 1.0, 400.0, Pausable.CHECKPOINT, checkpoint_s=60.0)
+JOB = Job(
+    "j", Request("true"), FLEX, JobState.RUNNING, EARLIER, EARLIER, seq=7, region="r", attempt=1, run_started_at=EARLIER
+)
+ATTEMPT = Attempt("j", 1, "r", "j-1", EARLIER, ray_session="s1", accepted_at=EARLIER, started_at=EARLIER)
+
+
+def look(
+    job: Job, status: AttemptStatus | None, *, session: str = "s1", missing: int = 2, losses: int = 0, asked: datetime = NOW
+) -> Change | None:
+    change = reconcile(
+        job,
+        ATTEMPT,
+        Seen(status, asked, session),
+        NOW,
+        books=Books(Usage(0.1, 0.02, 0.03), "EUR"),
+        retry=Retry(10.0, losses),
+        times_missing=missing,
+    )
+    if change is not None and change.to is not None:
+        assert (job.state, change.to) in EDGES
+    return change
+
+
+LAUNCHING = replace(JOB, state=JobState.LAUNCHING, run_started_at=None)
+PAUSING = replace(JOB, state=JobState.PAUSING, pause_requested_at=EARLIER)
+SAVED = replace(PAUSING, checkpoint_saved_at=NOW - timedelta(minutes=1))
+CANCELLING = replace(JOB, cancel_requested_at=EARLIER)
+PLAIN = replace(JOB, flex=replace(FLEX, pausable=Pausable.NO))
+
+
+def st(status: RayStatus, **more: object) -> AttemptStatus:
+    return AttemptStatus(status, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("job", "status", "expected"),
+    [
+        (LAUNCHING, st(RayStatus.RUNNING), JobState.RUNNING),
+        (LAUNCHING, st(RayStatus.SUCCEEDED), JobState.SUCCEEDED),
+        (LAUNCHING, st(RayStatus.FAILED, error_type="RUNTIME_ENV_SETUP_FAILURE"), JobState.FAILED),
+        (JOB, st(RayStatus.SUCCEEDED), JobState.SUCCEEDED),
+        (JOB, st(RayStatus.FAILED, exit_code=3), JobState.FAILED),
+        (JOB, st(RayStatus.STOPPED), JobState.CANCELLED),
+        (JOB, st(RayStatus.FAILED, error_type="JOB_SUPERVISOR_ACTOR_DIED"), JobState.QUEUED),
+        (PLAIN, st(RayStatus.FAILED, error_type="JOB_SUPERVISOR_ACTOR_DIED"), JobState.FAILED),
+        (CANCELLING, st(RayStatus.STOPPED), JobState.CANCELLED),
+        (CANCELLING, st(RayStatus.FAILED), JobState.CANCELLED),
+        (CANCELLING, st(RayStatus.SUCCEEDED), JobState.SUCCEEDED),
+        (PAUSING, st(RayStatus.SUCCEEDED), JobState.SUCCEEDED),
+        (PAUSING, st(RayStatus.FAILED), JobState.FAILED),
+        (PAUSING, st(RayStatus.STOPPED), JobState.QUEUED),
+        (SAVED, st(RayStatus.STOPPED), JobState.PAUSED),
+        (SAVED, st(RayStatus.SUCCEEDED), JobState.PAUSED),
+        (SAVED, st(RayStatus.FAILED, exit_code=77), JobState.PAUSED),
+        (JOB, None, JobState.QUEUED),
+        (PLAIN, None, JobState.FAILED),
+        (CANCELLING, None, JobState.CANCELLED),
+    ],
+)
+def test_a_terminal_word_of_the_cluster_moves_the_job(job: Job, status: AttemptStatus | None, expected: JobState) -> None:
+    change = look(job, status)
+    assert change is not None and change.to is expected
+    assert change.expect is job.state and change.expect_attempt == 1
+    if expected is not JobState.RUNNING:
+        assert change.attempt_fields["ended_at"] is not None
+        assert change.fields["energy_kwh"] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("job", [JOB, PAUSING, SAVED, CANCELLING])
+def test_running_says_nothing_new(job: Job) -> None:
+    assert look(job, st(RayStatus.RUNNING)) is None
+
+
+def test_one_missing_answer_or_an_old_question_moves_nothing() -> None:
+    assert look(JOB, None, missing=1) is None
+    assert look(JOB, None, asked=EARLIER - timedelta(seconds=1)) is None
+
+
+def test_a_restarted_head_is_named_and_the_next_attempt_waits() -> None:
+    change = look(JOB, None, session="s2")
+    assert change is not None
+    assert "restarted" in change.reason
+    assert change.fields["not_before_at"] == NOW + timedelta(seconds=10)
+
+
+def test_attempts_after_losses_are_counted() -> None:
+    twice = replace(PLAIN, flex=replace(PLAIN.flex, max_attempts=2))
+    first, second = look(twice, None, losses=0), look(twice, None, losses=1)
+    assert first is not None and first.to is JobState.QUEUED
+    assert second is not None and second.to is JobState.FAILED
+
+
+def test_a_checkpoint_makes_its_run_durable() -> None:
+    change = look(SAVED, st(RayStatus.STOPPED))
+    assert change is not None
+    assert change.fields["progress_s"] == pytest.approx(540.0)
+    assert change.fields["pauses"] == 1
+
+
+def test_unknown_cost_stays_unknown() -> None:
+    job = replace(JOB, energy_kwh=1.0, cost=None, carbon_kg=2.0)
+    change = look(job, st(RayStatus.SUCCEEDED))
+    assert change is not None
+    assert change.fields["energy_kwh"] == pytest.approx(1.1)
+    assert change.fields["cost"] is None
+    assert change.fields["carbon_kg"] == pytest.approx(2.03)
+
+
+def test_an_unanswered_request_for_a_checkpoint_ends_in_running_unless_it_was_saved() -> None:
+    assert checkpoint_timeout(PAUSING, EARLIER + timedelta(seconds=61), grace_s=2.0) is None
+    change = checkpoint_timeout(PAUSING, EARLIER + timedelta(seconds=62), grace_s=2.0)
+    assert change is not None and change.to is JobState.RUNNING and change.expect_seq == 7
+    assert change.fields["checkpoint_misses"] == 1
+    assert checkpoint_timeout(SAVED, NOW, grace_s=2.0) is None
