@@ -24,7 +24,7 @@ $(VENV)/.installed: pyproject.toml
 	  else echo "run: sudo apt-get install python3-venv" >&2; exit 1; fi; }
 	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear $(VENV)
 	@echo "installing gridshift and what it needs into $(VENV) (a few minutes the first time) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[dev]'
 	@touch $@
 
 demo: install ## two Ray clusters on this machine, a dozen jobs, one scarcity event, a table

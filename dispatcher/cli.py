@@ -545,6 +545,23 @@ def _checked_options(feed: Any, values: Sequence[str], kind: Any, *, given: froz
     return options
 
 
+def _those_that_hold(results: list[Any], kinds: Sequence[Any]) -> list[Any]:
+    """Of one answer read as each of ``kinds``: the readings that found something. A source holds some of the kinds; what the
+    others complain of counts only when it holds none."""
+    from dataclasses import replace
+
+    from signals.feeds import FeedError
+
+    found = [r for r in results if r.points or r.gaps]
+    errors = {kind: r.error for kind, r in zip(kinds, results, strict=True) if r.error is not None}
+    if found or len(errors) < 2:
+        return found or results[:1]
+    telling = [e for e in errors.values() if e.kind != "invalid"]  # it was read, and something else was amiss
+    if telling:
+        return [replace(results[0], error=telling[0])]
+    return [replace(results[0], error=FeedError("invalid", "; ".join(f"as {kind}: {e.message}" for kind, e in errors.items())))]
+
+
 def _points_json(results: Sequence[Any]) -> dict[str, Any]:
     """What several reads of one feed mean, as one object; an error only when one of them went wrong."""
 
@@ -632,8 +649,7 @@ def signals_parse(
     for path in files:
         payload = path.read_bytes()
         read = [feed.parse(payload, region=region or feed_name, kind=k, retrieved_at=at, options=checked) for k in kinds]
-        # A file holds some of the kinds; the others' complaints count only when it holds none.
-        results += [r for r in read if r.points or r.gaps] or read[:1]
+        results += _those_that_hold(read, kinds)
     _tell_points(_points_json(results), as_json)
 
 
@@ -661,7 +677,7 @@ def signals_fetch(
         fetch(feed_name, checked, region=region or feed_name, kind=k, now=now, window_start=now - reach, window_end=now + reach)
         for k in kinds
     ]
-    _tell_points(_points_json([r for r in results if r.points or r.gaps] or results[:1]), as_json)
+    _tell_points(_points_json(_those_that_hold(results, kinds)), as_json)
 
 
 # --- events -------------------------------------------------------------------------------------------------------

@@ -326,8 +326,14 @@ class Client:
             return f"gcs://{name}"
         with tempfile.TemporaryFile() as file:
             name = write_package(entries, file)  # a file may have changed since: the name is that of what was packed
+            size = file.seek(0, os.SEEK_END)
             file.seek(0)
-            self.call("PUT", f"/api/packages/gcs/{name}", data=file)
+            try:
+                self.call("PUT", f"/api/packages/gcs/{name}", data=file)
+            except NotReachable as error:
+                # A server that refuses an upload for its size may hang up before the client has read why.
+                hint = "; perhaps it is more than server.max_package_mb there" if size > 1_000_000 else ""
+                raise NotReachable(f"the upload of a package of {size / 1e6:.1f} MB broke off{hint}: {error}") from error
         return f"gcs://{name}"
 
     def _has_package(self, name: str) -> bool:

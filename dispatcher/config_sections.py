@@ -27,27 +27,13 @@ from pydantic import (
 
 from dispatcher.errors import ConfigError
 from dispatcher.shifts import crontab_trigger
+from policies.durations import parse_duration
 
 # --- kinds of values ----------------------------------------------------------------------------------------------
 
 
-def _duration_s(text: str) -> float:
-    try:  # TEMPORARY until policies.flexibility is there
-        from policies.flexibility import parse_duration
-    except ImportError:
-        return float(text[:-1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[text[-1]]
-
-    return float(parse_duration(text))
-
-
 def _check_duration(value: str) -> str:
-    try:
-        seconds = _duration_s(value)
-    except Exception as error:
-        if isinstance(error, ImportError):
-            raise
-        raise ValueError(f"{error}") from error
-    if seconds <= 0:
+    if parse_duration(value) <= 0:  # raises ValueError with the remedy
         raise ValueError("must be longer than nothing, such as '15m' or '8h'")
     return value
 
@@ -181,12 +167,12 @@ class PlanningConfig(Section):
     @property
     def default_runtime_s(self) -> float:
         """``default_runtime`` in seconds."""
-        return _duration_s(self.default_runtime)
+        return parse_duration(self.default_runtime)
 
     @property
     def min_chunk_s(self) -> float:
         """``min_chunk`` in seconds."""
-        return _duration_s(self.min_chunk)
+        return parse_duration(self.min_chunk)
 
 
 class RegionConfig(Section):
@@ -251,7 +237,7 @@ class ShiftConfig(Section):
     @property
     def duration_s(self) -> float:
         """How long a window lasts, in elapsed seconds."""
-        return _duration_s(self.duration)
+        return parse_duration(self.duration)
 
 
 class WebhookConfig(Section):

@@ -15,8 +15,6 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
-from policies.decide import decide
-
 from dispatcher.api.services import AlarmStatus, LoopStatus, RegionStatus, Snapshot
 from dispatcher.clock import Clock
 from dispatcher.config import Config, shift_windows
@@ -27,6 +25,7 @@ from dispatcher.reconcile import Books, Retry, Usage, checkpoint_timeout, finish
 from dispatcher.regions import Region
 from dispatcher.signal_book import SignalBook
 from dispatcher.store import Attempt, Change, Job, Store
+from policies.decide import decide
 from policies.world import (
     ENDED,
     PLACED,
@@ -350,8 +349,8 @@ class Control:
                 if same_plan and (job.reason == action.reason or action.planned_start_at is not None):
                     continue  # only the figures in its sentence moved
                 holds += 1
-                fields = {"planned_region": planned[0], "planned_start_at": planned[1]}
-                changes.append(_change(job, now, "plan", action.reason, fields=fields))
+                planned_fields = {"planned_region": planned[0], "planned_start_at": planned[1]}
+                changes.append(_change(job, now, "plan", action.reason, fields=planned_fields))
         return changes
 
     def _record(self, changes: Sequence[Change]) -> None:

@@ -28,7 +28,7 @@ from rich.table import Table
 from rich.text import Text
 from standardwebhooks import Webhook
 
-from dispatcher.client import Client
+from dispatcher.client import Client, Job
 from dispatcher.clock import SystemClock
 from dispatcher.errors import GridshiftError
 from dispatcher.local_ray import LocalRay, free_port
@@ -198,7 +198,7 @@ def _hhmm(value: str | None) -> str:
 STYLE = {"running": "bold green", "succeeded": "green", "failed": "bold red", "pausing": "yellow", "paused": "bold yellow"}
 
 
-def picture(status: dict[str, Any], regions: list[dict[str, Any]], jobs: list[dict[str, Any]]) -> Group:
+def picture(status: dict[str, Any], regions: list[dict[str, Any]], jobs: list[Job]) -> Group:
     """The live view: time, regions, jobs with their sentences."""
     now = datetime.fromisoformat(status["now"])
     head = Text.assemble(
@@ -224,7 +224,7 @@ def picture(status: dict[str, Any], regions: list[dict[str, Any]], jobs: list[di
     for title in ("job", "state", "region", "why"):
         table.add_column(title, no_wrap=True, overflow="ellipsis")
     for job in jobs:
-        table.add_row(job["id"], Text(job["state"], style=STYLE.get(job["state"], "")), job["region"] or "-", job["reason"])
+        table.add_row(job.id, Text(job.state, style=STYLE.get(job.state, "")), job["region"] or "-", job.reason)
     return Group(head, grid, Text(), table)
 
 
@@ -315,6 +315,8 @@ def _play(address: str, base: Path, secret: str, say: Console) -> dict[str, Any]
             if all(job["state"] in ("succeeded", "failed", "cancelled") for job in jobs):
                 return result(address, client, ids)
             if elapsed_s > LIMIT_S:
-                waiting = ", ".join(f"{job['id']} is {job['state']} ({job['reason']})" for job in jobs if not job["finished_at"])
+                waiting = ", ".join(
+                    f"{job['id']} is {job['state']} ({job['reason']})" for job in jobs if not job["finished_at"]
+                )
                 raise GridshiftError(f"not done after {LIMIT_S:g} s: {waiting}")
             time.sleep(0.4)

@@ -54,6 +54,10 @@ class ClusterUnreachable(GridshiftError):
         self.maybe_sent = maybe_sent
 
 
+class ClusterAccessDenied(ClusterUnreachable):
+    """The cluster wants a token, or does not accept ours."""
+
+
 class LaunchRefused(GridshiftError):
     """The cluster answered that it will not run this job."""
 

@@ -106,14 +106,18 @@ class Leadership:
     def _lock_database(self) -> None:
         name = f"gridshift pid {os.getpid()} on {socket.gethostname()}"[:63]
         session = _session(self._url, name)
-        key = _key(session)
-        if not session.execute(text("SELECT pg_try_advisory_lock(:key)"), {"key": key}).scalar_one():
-            holder = session.execute(_HOLDER, {"high": (key >> 32) & 0xFFFFFFFF, "low": key & 0xFFFFFFFF}).first()
-            who = f"{holder[0]} (from {holder[1] or 'the same machine'})" if holder else "another control plane"
+        try:
+            key = _key(session)
+            if not session.execute(text("SELECT pg_try_advisory_lock(:key)"), {"key": key}).scalar_one():
+                holder = session.execute(_HOLDER, {"high": (key >> 32) & 0xFFFFFFFF, "low": key & 0xFFFFFFFF}).first()
+                who = f"{holder[0]} (from {holder[1] or 'the same machine'})" if holder else "another control plane"
+                where = describe(self._url)
+                raise NotTheLeader(
+                    f"{who} is the control plane of {where}; stop that one first, or give this one another database"
+                )
+        except (SQLAlchemyError, NotTheLeader):
             _close(session)
-            raise NotTheLeader(
-                f"{who} is the control plane of {describe(self._url)}; stop that one first, or give this one its own database"
-            )
+            raise
         self._session, self._seen_at = session, time.monotonic()
 
     def still_held(self) -> bool:
@@ -159,6 +163,7 @@ class Leadership:
             _close(self._session)
             self._session = None
         if self._fd is not None:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
             os.close(self._fd)
             self._fd = None
 
@@ -184,16 +189,25 @@ def _who(content: bytes) -> str:
 
 
 def _session(url: URL, name: str) -> Connection:
+    """A session of its own that tells its name, and that the server ends soon after this process cannot be reached."""
     engine = make_engine(url, pool_size=1).execution_options(isolation_level="AUTOCOMMIT")
+    settings = {
+        "application_name": name,
+        "tcp_keepalives_idle": "10",
+        "tcp_keepalives_interval": "5",
+        "tcp_keepalives_count": "3",
+    }
+    session: Connection | None = None
     try:
         session = engine.connect()
-        session.execute(text("SELECT set_config('application_name', :name, false)"), {"name": name})
-        for setting, value in (("tcp_keepalives_idle", "10"), ("tcp_keepalives_interval", "5"), ("tcp_keepalives_count", "3")):
+        for setting, value in settings.items():
             session.execute(text("SELECT set_config(:setting, :value, false)"), {"setting": setting, "value": value})
+        return session
     except SQLAlchemyError as error:
+        if session is not None:
+            _close(session)
         engine.dispose()
         raise StoreUnavailable(f"{describe(url)} cannot be reached: {getattr(error, 'orig', None) or error}") from error
-    return session
 
 
 def _close(session: Connection) -> None:

@@ -30,9 +30,11 @@ MARK = "GRIDSHIFT_LOCAL_RAY"
 #: Wall seconds within which a head must answer; a loaded two-core machine needs 20 or more.
 START_LIMIT_S = 120.0
 #: Wall seconds between asking processes to end and making them.
-STOP_GRACE_S = 5.0
+STOP_GRACE_S = 1.0
 #: Ray's sockets lie about 65 characters below its temp dir and may have 107 in all.
 MAX_TEMP_DIR_CHARS = 40
+#: Wall seconds after which a killed process that is still there is an error.
+KILL_LIMIT_S = 10.0
 MIB = 1 << 20
 
 
@@ -52,36 +54,59 @@ def free_ports(count: int) -> list[int]:
         return held
 
 
-def marked_processes(temp_dir: Path | str) -> set[int]:
-    """The pids of all live processes that belong to the local Ray with this temp dir, by their environment or command line."""
-    found = set()
-    # Compared with its terminator, so that the dir "gs1" does not match "gs12".
-    mark, word = f"{MARK}={temp_dir}\0".encode(), f"{temp_dir}/".encode()
+def marked_processes(home: Path | str) -> set[int]:
+    """The pids of all live processes that belong to the local Ray whose folder is ``home``.
+
+    They are known by their environment, command line, working directory, output files or parent: Ray's workers overwrite their
+    environment with a title, and a user's process may change any one of the others.
+    """
+    mark, below = f"{MARK}={home}\0".encode(), f"{home}/"
+    parents: dict[int, int] = {}
+    found: set[int] = set()
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
+        pid = int(entry.name)
         try:
-            if mark in (entry / "environ").read_bytes() + b"\0" or word in (entry / "cmdline").read_bytes():
-                state = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-                if state not in "ZX":
-                    found.add(int(entry.name))
-        except (OSError, IndexError):
+            fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
+            state, parent, terminal = fields[0], int(fields[1]), int(fields[4])
+            if state in "ZX":
+                continue
+            parents[pid] = parent
+            ours = mark in (entry / "environ").read_bytes() + b"\0"
+            # Ours have no terminal; somebody's shell or pager that looks into the folder has one, and is let be.
+            if not ours and terminal == 0:
+                ours = below.encode() in (entry / "cmdline").read_bytes() or any(
+                    _link(entry / link).startswith(below) for link in ("cwd", "fd/1", "fd/2")
+                )
+            if ours:
+                found.add(pid)
+        except (OSError, ValueError):
             continue  # it ended while we looked, or it is another user's
+    while children := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= children
     return found
 
 
-def end_marked(temp_dir: Path | str, grace_s: float = STOP_GRACE_S) -> None:
+def _link(path: Path) -> str:
+    try:
+        return f"{path.readlink()}/"
+    except OSError:
+        return ""
+
+
+def end_marked(home: Path | str, grace_s: float) -> None:
     """End every process of that local Ray: ask, wait up to ``grace_s``, then make. Returns when none is left."""
     deadline = time.monotonic() + grace_s
     asked: set[int] = set()
-    while left := marked_processes(temp_dir):
+    while left := marked_processes(home):
         late = time.monotonic() > deadline
         for pid in left if late else left - asked:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
         asked |= left
-        if time.monotonic() > deadline + 10:
-            raise GridshiftError(f"processes {sorted(left)} of the local Ray in {temp_dir} do not end")
+        if time.monotonic() > deadline + KILL_LIMIT_S:
+            raise GridshiftError(f"processes {sorted(left)} of the local Ray in {home} do not end")
         time.sleep(0.05)
 
 
@@ -139,16 +164,20 @@ class LocalRay:
         return set() if self._home is None else marked_processes(self._home)
 
     def start(self) -> "LocalRay":
-        """Start the head and wait until its Jobs API answers. On failure nothing is left behind."""
-        if self._process is not None:
+        """Start the head and wait until its Jobs API answers; after ``kill``, at the same address but without any memory.
+
+        On failure nothing is left behind."""
+        if self._process is not None and self._process.poll() is None:
             raise GridshiftError(f"the local Ray {self.name!r} runs already")
         if importlib.util.find_spec("ray") is None:
             raise GridshiftError("Ray is not installed here; install it with: pip install 'gridshift[ray]'")
-        self._take_over()
+        if self._lock_file is None:
+            self._take_over()
         atexit.register(self.stop)
+        killed = self._process is not None
         try:
             # A port found free can be taken before Ray binds it; a second try with new ones settles that.
-            if not self._try_start() and not self._try_start():
+            if not self._try_start(self._port) and not self._try_start(self._port if killed else None):
                 raise GridshiftError(self._story("ended while starting"))
         except BaseException:
             self.stop()
@@ -159,6 +188,7 @@ class LocalRay:
         """End every process that it started and remove its temp dir; safe to call twice and from any thread."""
         with self._stop_lock:
             self._end()
+            self._port = None
             if self._lock_file is not None:
                 self._state_path().unlink(missing_ok=True)
                 self._lock_file.close()
@@ -167,7 +197,8 @@ class LocalRay:
 
     def kill(self) -> None:
         """SIGKILL everything at once, as a machine that loses power would; for tests. ``stop`` still tidies up."""
-        end_marked(self._home or "/nonexistent", grace_s=-1.0)
+        if self._home is not None:
+            end_marked(self._home, grace_s=-1.0)
         if self._process is not None:
             self._process.wait()
 
@@ -195,11 +226,11 @@ class LocalRay:
         with contextlib.suppress(FileNotFoundError, ValueError, KeyError):
             left = Path(json.loads(self._state_path().read_text())["home"])
             if left.name.startswith("gs") and left.is_absolute():
-                end_marked(left, grace_s=1.0)
+                end_marked(left, grace_s=STOP_GRACE_S)
                 shutil.rmtree(left, ignore_errors=True)
 
-    def _try_start(self) -> bool:
-        """One try; False when the head ended at once."""
+    def _try_start(self, port: int | None) -> bool:
+        """One try, at ``port`` or a free one; False when the head ended at once."""
         self._end()
         root = tempfile.gettempdir()
         if len(root) + len("/gsxxxxxxxx/r") > MAX_TEMP_DIR_CHARS:
@@ -208,6 +239,8 @@ class LocalRay:
         self._home = home
         self._state_path().write_text(json.dumps({"home": str(home)}))
         ports = free_ports(9)
+        if port is not None:
+            ports[1] = port
         self._port = ports[1]
         (home / "r").mkdir()
         with (home / "head.log").open("wb") as log:
@@ -247,7 +280,17 @@ class LocalRay:
             **({} if self._num_gpus is None else {"num-gpus": str(self._num_gpus)}),
         }
         flags = [f"--{key}={value}" for key, value in options.items()]
-        return [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats", *flags]
+        return [
+            sys.executable,
+            "-m",
+            "ray.scripts.scripts",
+            "start",
+            "--head",
+            "--block",
+            "--no-monitor",
+            "--disable-usage-stats",
+            *flags,
+        ]
 
     def _env(self, home: Path) -> dict[str, str]:
         # Our own variables may hold tokens and another Ray's address; jobs inherit what Ray gets.
@@ -276,36 +319,34 @@ class LocalRay:
         with requests.Session() as http:
             http.trust_env = False
             while self._process.poll() is None:
-                with contextlib.suppress(requests.RequestException, ValueError):
+                with contextlib.suppress(requests.RequestException, ValueError, KeyError, TypeError):
                     version = http.get(f"{self.address}/api/version", headers=headers, timeout=5)
                     if version.ok and "session_name" in version.json():
                         jobs: Any = http.get(f"{self.address}/api/jobs/", headers=headers, timeout=5)
-                        if jobs.ok and isinstance(jobs.json(), list):
+                        if jobs.ok and isinstance(jobs.json(), list) and self._has_node(http, headers):
                             return True
                 if time.monotonic() > deadline:
                     raise GridshiftError(self._story(f"did not answer within {self._limit_s:g} s"))
                 time.sleep(0.1)
         return False
 
+    def _has_node(self, http: requests.Session, headers: dict[str, str]) -> bool:
+        """Whether the node itself has registered; the Jobs API answers a second earlier, with no GPU in the cluster."""
+        nodes: Any = http.get(f"{self.address}/api/v0/nodes", headers=headers, timeout=5)
+        return bool(nodes.ok and nodes.json()["data"]["result"]["result"])
+
     def _story(self, what: str) -> str:
         log = self._home / "head.log" if self._home else None
         text = log.read_text(errors="replace") if log and log.exists() else ""
-        return f"the local Ray {self.name!r} {what}; it said:\n{text[-1500:].strip()}"
+        return f"the local Ray {self.name!r} {what}; it said:\n{text[-1500:].strip() or 'nothing'}"
 
     def _end(self) -> None:
         """End the processes of this try and remove its folder."""
         process, home = self._process, self._home
-        if process is not None and process.poll() is None:
-            process.terminate()
         if home is not None:
-            waiter = None
+            # The head's own orderly end takes 5 s and more, and nothing of it is kept; the grace is for the users' processes.
+            end_marked(home, grace_s=STOP_GRACE_S)
             if process is not None:
-                # Reaped beside, or the head would stay a zombie until all the others have gone.
-                waiter = threading.Thread(target=process.wait, daemon=True)
-                waiter.start()
-            end_marked(home)
-            if waiter is not None:
-                waiter.join(STOP_GRACE_S)
+                process.wait()
             shutil.rmtree(home, ignore_errors=True)
-        self._process = self._home = self._port = None
-
+        self._process = self._home = None

@@ -115,9 +115,9 @@ def _check_tar(name: str, path: Path, max_unpacked: int) -> None:
     opened: Any = lzma.open(path) if name.endswith(".xz") else gzip.open(path)  # noqa: SIM115 - closed below
     # Headers and padding come on top of the members' own bytes.
     with opened, tarfile.open(fileobj=_Bounded(opened, max_unpacked + (64 << 20)), mode="r:") as archive:
-        total = count = 0
-        for info in archive:
-            count += 1
+        members: Any = archive
+        total = 0
+        for count, info in enumerate(archive, 1):
             total += info.size
             if count > MAX_MEMBERS or total > max_unpacked:
                 raise PackageRejected(f"{name} unpacks to too many or too large files")
@@ -127,7 +127,7 @@ def _check_tar(name: str, path: Path, max_unpacked: int) -> None:
                 _check_link(name, info.name, base, info.linkname)
             elif not (info.isreg() or info.isdir()):
                 raise PackageRejected(f"{name} has a device or pipe in it: {info.name[:200]!r}")
-            archive.members = []  # a long archive is not kept in memory  # type: ignore[attr-defined]
+            members.members = []  # a long archive is not kept in memory
 
 
 def _check_link(name: str, member: str, base: PurePosixPath, target: str) -> None:
@@ -173,5 +173,7 @@ def _directory_hash(archive: zipfile.ZipFile, strip: int) -> str:
                 digest.update(block)
         total ^= int.from_bytes(digest.digest()[:8], "big")
     for folder in folders:
-        total ^= int.from_bytes(hashlib.sha1(folder.encode("utf-8", "surrogateescape"), usedforsecurity=False).digest()[:8], "big")
+        total ^= int.from_bytes(
+            hashlib.sha1(folder.encode("utf-8", "surrogateescape"), usedforsecurity=False).digest()[:8], "big"
+        )
     return total.to_bytes(8, "big").hex()

@@ -79,7 +79,7 @@ class PackageStore:
         """Whether the package is held, by its size only (cheap; `verify` reads the bytes)."""
         path, record = self.path(name), self._record(name)
         try:
-            return record is not None and path.stat().st_size == record["size"]
+            return record is not None and bool(path.stat().st_size == record["size"])
         except OSError:
             return False
 
@@ -96,7 +96,7 @@ class PackageStore:
                     size += len(block)
         except OSError:
             return False
-        return size == record["size"] and digest.hexdigest() == record["sha256"]
+        return bool(size == record["size"]) and digest.hexdigest() == record["sha256"]
 
     def sha256(self, name: str) -> str:
         """The hash of the package as it was uploaded (hex). Raises NotFound."""

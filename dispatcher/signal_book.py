@@ -5,6 +5,7 @@ why. It decides nothing; unknown stays unknown.
 """
 
 import logging
+import math
 import threading
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -13,6 +14,7 @@ from typing import Any, Protocol
 import requests
 
 from dispatcher.config import Config, RegionConfig
+from dispatcher.errors import ConfigError
 from dispatcher.reconcile import Usage
 from policies.accounting import energy_kwh, weighted_mean
 from signals.feeds import FEEDS
@@ -89,7 +91,10 @@ class SignalBook:
     def fx(self, region: str) -> float:
         """Planning currency for one unit of the region's currency. NaN when no rate is configured: then price is unknown."""
         currency = self.currency(region) or self._regions[region].currency
-        return self._config.fx_rate(currency)
+        try:
+            return self._config.fx_rate(currency)
+        except ConfigError:
+            return math.nan
 
     def usage(self, region: RegionConfig, power_w: float, start: datetime, end: datetime, as_of: datetime) -> Usage:
         """Modelled energy over ``[start, end)`` at the meter (PUE included), its cost in the planning currency and carbon."""

@@ -3,7 +3,7 @@
 The API sees nothing else of it: no clusters, no loops, no secrets.
 """
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,8 +13,9 @@ from typing import Protocol
 from dispatcher.clock import Clock
 from dispatcher.config import Config
 from dispatcher.packages import PackageStore
-from dispatcher.store import Attempt, Job, Store
+from dispatcher.store import Job, Store
 from policies.world import World
+from signals.points import Kind, SignalPoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,35 @@ class Snapshot:
     loops: tuple[LoopStatus, ...]
 
 
+class Logs(Protocol):
+    """The local copies of jobs' logs, as far as the API reads them."""
+
+    def read_all(self, job_id: str) -> str:
+        """All attempts as one text. Blocks."""
+        ...
+
+    def tail(self, job_id: str, is_ended: Callable[[], bool]) -> AsyncIterator[str]:
+        """The same text as it grows, until ``is_ended()`` (asked on the event loop, so cheap) and the last lines have come."""
+        ...
+
+
+class Signals(Protocol):
+    """Stored signals, as far as the API reads them."""
+
+    def read(
+        self,
+        region: str,
+        kind: Kind,
+        start: datetime,
+        end: datetime,
+        as_of: datetime,
+        source: str | None = None,
+        variant: str | None = None,
+    ) -> list[SignalPoint]:
+        """Points that overlap ``[start, end)`` as they were known at ``as_of``, by start. Blocks."""
+        ...
+
+
 class Services(Protocol):
     """The control plane as the API sees it. Methods may be called from any thread."""
 
@@ -88,6 +118,16 @@ class Services(Protocol):
     @property
     def packages(self) -> PackageStore:
         """Ray packages that clients uploaded."""
+        ...
+
+    @property
+    def logs(self) -> Logs:
+        """Logs of jobs."""
+        ...
+
+    @property
+    def signals(self) -> Signals:
+        """Prices and carbon intensities."""
         ...
 
     @property

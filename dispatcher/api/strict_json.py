@@ -33,12 +33,12 @@ def parse(body: bytes) -> Any:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
         raise BadInput([("body", f"byte {error.start}", "must be UTF-8 text")]) from None
-    if "[" * 1 in text or text.count("{") > MAX_DEPTH:
-        _check_depth(text)
     try:
         value = _decoder.decode(text)
     except (ValueError, RecursionError) as error:
         raise BadInput([("body", text[:80], f"must be JSON: {error}")]) from None
+    if text.count("{") + text.count("[") > MAX_DEPTH:
+        _check_depth(value)
     if "\\u" in text:
         _check_text(value)
     return value
@@ -52,28 +52,14 @@ def parse_object(body: bytes) -> dict[str, Any]:
     return value
 
 
-def _check_depth(text: str) -> None:
-    if text.count("{") + text.count("[") <= MAX_DEPTH:
-        return
-    depth = deepest = 0
-    in_string = escaped = False
-    for char in text:
-        if in_string:
-            if escaped:
-                escaped = False
-            elif char == "\\":
-                escaped = True
-            elif char == '"':
-                in_string = False
-        elif char == '"':
-            in_string = True
-        elif char in "{[":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif char in "}]":
-            depth -= 1
-        if deepest > MAX_DEPTH:
-            raise BadInput([("body", f"nested deeper than {MAX_DEPTH}", "nest less")])
+def _check_depth(value: Any) -> None:
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(MAX_DEPTH + 1):
+        inner = [item for one in level for item in (one.values() if isinstance(one, dict) else one)]
+        level = [item for item in inner if isinstance(item, dict | list)]
+        if not level:
+            return
+    raise BadInput([("body", f"nested deeper than {MAX_DEPTH}", "nest less")])
 
 
 def _check_text(value: Any) -> None:

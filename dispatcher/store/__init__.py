@@ -108,7 +108,9 @@ class Change:
     ``expect`` is the state it was decided on (None: any unfinished state); ``expect_attempt`` likewise, and ``expect_seq`` is
     the exact version of the job where any other change in between would make this one wrong. ``to`` None leaves the state.
     ``fields`` are new values of Job's fields (never id, seq or state). ``new_attempt`` starts an attempt (the database refuses
-    a second live one); ``attempt_fields`` changes the fields of the job's current attempt."""
+    a second live one) and sets the job's ``attempt`` and ``region``; ``attempt_fields`` changes the fields of the job's current
+    attempt, before ``new_attempt`` takes its place. The store itself keeps ``state_since``, and ``finished_at`` (an ended job
+    has one, no other job has)."""
 
     job_id: str
     at: datetime
@@ -163,7 +165,8 @@ class Store(Protocol):
 
     Writes are grouped: many callers share one commit, and a Future resolves only after that commit is durable. The Future
     raises AlreadyExists, NotFound, StaleState, IllegalMove or StoreUnavailable. In a batch each item succeeds or fails
-    alone: ``apply`` resolves to a list with a Job or an exception a change, in order.
+    alone: ``apply`` resolves to a list with a Job or an exception a change, in order (StoreUnavailable is raised for all).
+    Callbacks of a Future run on the thread that writes: they must not wait for another Future of the store.
     """
 
     def add_job(self, job: Job, reason: str, attempt: Attempt | None = None) -> "Future[Job]":

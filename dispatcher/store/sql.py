@@ -34,13 +34,13 @@ from dispatcher.store.migrate import check_revision
 from dispatcher.store.paging import RECEIPTS_KEPT, check_limit, cursor_of, position_of
 from dispatcher.store.tables import API_TOKEN, ATTEMPT, GRID_EVENT, JOB, JOB_EVENT, SETTING, WEBHOOK_RECEIPT
 from dispatcher.store.writer import AddJob, Call, Operation, Ticket, Writer
-from policies.world import ENDED, JobState
+from policies.world import JobState
 
-_UNFINISHED = [state.value for state in JobState if state not in ENDED]
 _JOBS = select(*JOB_COLUMNS)
 _ATTEMPTS = select(*ATTEMPT_COLUMNS)
 _MAX_SEQ = select(func.coalesce(func.max(JOB.c.seq), 0))
-# An index holds exactly these; SQLite sees that only from the same words.
+# Partial indexes hold exactly these rows; SQLite sees that only from the same words.
+_UNFINISHED = text("finished_at IS NULL")
 _ENDED_JOBS = _JOBS.where(text("finished_at IS NOT NULL AND deleted_at IS NULL")).order_by(
     JOB.c.finished_at.desc(), JOB.c.id.desc()
 )
@@ -62,8 +62,12 @@ class SqlStore:
         self.engine = make_engine(parsed, wait_s=wait_s)
         self._closed = threading.Event()
         self._identity = self._file_identity(missing_ok=True)
-        with self._reading() as connection:
-            check_revision(connection, self._where)
+        try:
+            with self._reading() as connection:
+                check_revision(connection, self._where)
+        except StoreUnavailable:
+            self.engine.dispose()
+            raise
         self._writer = Writer(
             make_engine(parsed, wait_s=wait_s, pool_size=1).execution_options(write=True), self._where, self._look, self._room
         )
@@ -205,7 +209,7 @@ class SqlStore:
 
     def jobs_changed_since(self, seq: int) -> tuple[list[Job], int]:
         """See Store."""
-        wanted = JOB.c.state.in_(_UNFINISHED) if seq == 0 else JOB.c.seq > seq
+        wanted: Any = _UNFINISHED if seq == 0 else JOB.c.seq > seq
         with self._reading() as connection:
             # The highest seq first: what is committed between the two queries is told again, never left out.
             highest = connection.execute(_MAX_SEQ).scalar_one() if seq == 0 else seq
@@ -219,7 +223,7 @@ class SqlStore:
         """See Store."""
         with self._reading() as connection:
             # In this order a job that ends between the two queries is told as ended, once, and never left out.
-            unfinished = connection.execute(_JOBS.where(JOB.c.state.in_(_UNFINISHED), JOB.c.deleted_at.is_(None))).all()
+            unfinished = connection.execute(_JOBS.where(_UNFINISHED, JOB.c.deleted_at.is_(None))).all()
             ended = connection.execute(_ENDED_JOBS.limit(ended_limit)).all()
         jobs = {job.id: job for job in map(job_of, [*unfinished, *ended])}
         return sorted(jobs.values(), key=lambda job: (job.submitted_at, job.id), reverse=True)

@@ -49,6 +49,12 @@ class JobRow(SQLModel, table=True):
             postgresql_where=text("deleted_at IS NULL"),
         ),
         Index(
+            "ix_job_unfinished",
+            "seq",
+            sqlite_where=text("finished_at IS NULL"),
+            postgresql_where=text("finished_at IS NULL"),
+        ),
+        Index(
             "ix_job_ended",
             "finished_at",
             "id",

@@ -156,3 +156,18 @@ def test_a_working_dir_is_uploaded_once(api: FakeApi, client: Client, tmp_path: 
 def test_a_remote_working_dir_is_passed_on(api: FakeApi, client: Client) -> None:
     job = client.submit("true", working_dir="s3://bucket/code.zip")
     assert job["runtime_env"] == {"working_dir": "s3://bucket/code.zip"} and not api.packages
+
+
+def test_the_control_plane_finds_the_name_right(client: Client, tmp_path: Path) -> None:
+    from dispatcher.packages import PackageStore
+
+    folder = make(tmp_path / "work", {**TREE, ".gitignore": "*.log\n"})
+    (folder / "lib" / ".rayignore").unlink()  # it leaves an empty folder out, which Ray's name counts and no zip shows
+    (folder / "empty").mkdir()
+    (folder / "out" / "sub" / "kept").write_text("x")
+    file = io.BytesIO()
+    entries = package_entries(folder, [], {"dispatcher/client.py": b"x"})
+    name = write_package(entries, file)
+    store = PackageStore(tmp_path / "packages", 1 << 20)
+    store.put(name, file.getvalue())
+    assert store.name_verified(name)

@@ -14,9 +14,7 @@ from policies.world import Flexibility, JobState, Pausable
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 EARLIER = NOW - timedelta(minutes=10)
 FLEX = Flexibility(True, NOW + timedelta(hours=5), None, 3600.0, True, 1.0, 400.0, Pausable.CHECKPOINT, checkpoint_s=60.0)
-JOB = Job(
-    "j", Request("true"), FLEX, JobState.RUNNING, EARLIER, EARLIER, seq=7, region="r", attempt=1, run_started_at=EARLIER
-)
+JOB = Job("j", Request("true"), FLEX, JobState.RUNNING, EARLIER, EARLIER, seq=7, region="r", attempt=1, run_started_at=EARLIER)
 ATTEMPT = Attempt("j", 1, "r", "j-1", EARLIER, ray_session="s1", accepted_at=EARLIER, started_at=EARLIER)
 
 

@@ -1,7 +1,7 @@
 """One control plane a database, whatever becomes of the processes."""
 
-import multiprocessing
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -75,27 +75,37 @@ def test_a_killed_leader_lets_go(database_url: str, tmp_path: Path) -> None:
     mine.release()
 
 
-def _wait(event: object) -> None:
-    event.wait(30)  # type: ignore[attr-defined]
+_LEADER_WITH_WORKER = """
+import multiprocessing, os, sys, threading
+from pathlib import Path
+from dispatcher.leader import Leadership
+def work():
+    print("works", flush=True)
+    os.read(int(sys.argv[3]), 1)
+with Leadership(sys.argv[1], Path(sys.argv[2])):
+    multiprocessing.get_context("fork").Process(target=work).start()
+    threading.Event().wait()
+"""
 
 
 @pytest.mark.real
-def test_a_worker_does_not_keep_the_lock(sqlite_url: str, tmp_path: Path) -> None:
-    first = Leadership(sqlite_url, tmp_path)
-    first.acquire()
-    context = multiprocessing.get_context("fork")
-    stop = context.Event()
-    worker = context.Process(target=_wait, args=(stop,))
-    worker.start()
+def test_a_worker_does_not_keep_a_dead_leaders_lock(sqlite_url: str, tmp_path: Path) -> None:
+    until_closed, hold = os.pipe()
+    command = [sys.executable, "-c", _LEADER_WITH_WORKER, sqlite_url, str(tmp_path), str(until_closed)]
+    leader = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=REPOSITORY, pass_fds=[until_closed])
+    assert leader.stdout is not None
     try:
-        assert first.still_held()
-        first.release()
-        with Leadership(sqlite_url, tmp_path) as second:
-            assert second.still_held()
+        assert leader.stdout.readline() == b"works\n"
+        leader.send_signal(signal.SIGKILL)
+        leader.wait(10)
+        with Leadership(sqlite_url, tmp_path) as mine:
+            assert mine.still_held()
+            assert select.select([leader.stdout], [], [], 0)[0] == [], "the worker lives on, its output is open"
     finally:
-        stop.set()
-        worker.join(10)
-    assert worker.exitcode == 0
+        os.close(hold)  # ends the worker
+        assert leader.stdout.read() == b""
+        leader.stdout.close()
+        os.close(until_closed)
 
 
 def test_a_removed_lock_file_is_noticed(sqlite_url: str, tmp_path: Path) -> None:

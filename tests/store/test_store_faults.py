@@ -147,6 +147,25 @@ def test_a_file_that_is_gone_is_noticed(sqlite_url: str, sqlite_store: SqlStore)
     assert sqlite_store.healthy()
 
 
+def test_a_restored_backup_is_written_to_and_not_the_lost_file(sqlite_url: str, sqlite_store: SqlStore) -> None:
+    sqlite_store.add_job(job("a"), "submitted").result(10)
+    path = file_of(sqlite_url)
+    backup = path.with_suffix(".backup")
+    with sqlite3.connect(path) as source, sqlite3.connect(backup) as copy:
+        source.backup(copy)
+    source.close()
+    copy.close()
+    sqlite_store.add_job(job("after the backup"), "submitted").result(10)
+    for suffix in ("", "-wal", "-shm"):
+        Path(f"{path}{suffix}").unlink()
+    backup.rename(path)
+    assert sqlite_store.add_job(job("b"), "submitted").result(10).seq == 2
+    assert [one.id for one in sqlite_store.jobs_changed_since(0)[0]] == ["a", "b"]
+    with sqlite3.connect(path) as look:
+        assert look.execute("SELECT id FROM job ORDER BY id").fetchall() == [("a",), ("b",)]
+    look.close()
+
+
 def test_sessions_that_postgres_ends_are_replaced(postgres_store: SqlStore) -> None:
     postgres_store.add_job(job("a"), "submitted").result(10)
     with postgres_store.engine.connect() as connection:

@@ -107,6 +107,14 @@ def upgrade() -> None:
         sqlite_where=sa.text("team IS NOT NULL"),
         postgresql_where=sa.text("team IS NOT NULL"),
     )
+    op.create_index(
+        "ix_job_unfinished",
+        "job",
+        ["seq"],
+        unique=False,
+        sqlite_where=sa.text("finished_at IS NULL"),
+        postgresql_where=sa.text("finished_at IS NULL"),
+    )
     op.create_table(
         "setting",
         sa.Column("key", sa.String(), nullable=False),

@@ -1,0 +1,120 @@
+"""Puts the HTTP API together: routes, who may call, and how much they may send.
+
+It makes no decision of its own; each part stands in its own module.
+"""
+
+from importlib import metadata
+from typing import Any
+
+from fastapi import APIRouter, FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from dispatcher.api.answers import Handler, Refused, error_response, guarded
+from dispatcher.api.auth import Auth
+from dispatcher.api.grid_events import GridEvents
+from dispatcher.api.health import Health, healthz
+from dispatcher.api.limits import BodyLimit
+from dispatcher.api.ray_jobs import RayJobs
+from dispatcher.api.self_service import SelfService
+from dispatcher.api.services import Services
+from dispatcher.api.v1 import V1
+from dispatcher.api.webhooks import Webhooks
+
+
+def _version() -> str:
+    try:
+        return metadata.version("gridshift")
+    except metadata.PackageNotFoundError:
+        return "0+unknown"
+
+
+def create_app(services: Services) -> FastAPI:
+    """The application. Raises ConfigError when a webhook's secret is missing or unusable."""
+    version = _version()
+    app = FastAPI(
+        title="gridshift",
+        version=version,
+        description="Dispatch of batch GPU work on Ray by the state of the grid. Ray's own Jobs API is served under /api.",
+        redoc_url=None,
+    )
+    health = Health(services)
+    events = GridEvents(services)
+    ray_jobs = RayJobs(services, health)
+    v1, own, webhooks = V1(services, ray_jobs, events, version), SelfService(services), Webhooks(services, events)
+    router = APIRouter()
+    for method, path, handler, what in (
+        ("POST", "/v1/jobs", v1.submit, "jobs"),
+        ("GET", "/v1/jobs", v1.jobs, "jobs"),
+        ("GET", "/v1/jobs/{job_id}", v1.job, "jobs"),
+        ("GET", "/v1/jobs/{job_id}/events", v1.job_events, "jobs"),
+        ("POST", "/v1/jobs/{job_id}/cancel", v1.cancel, "jobs"),
+        ("POST", "/v1/jobs/{job_id}/pause", v1.pause, "jobs"),
+        ("POST", "/v1/jobs/{job_id}/resume", v1.resume, "jobs"),
+        ("GET", "/v1/jobs/{job_id}/logs", v1.logs, "jobs"),
+        ("GET", "/v1/jobs/{job_id}/result", v1.result, "jobs"),
+        ("GET", "/v1/plan", v1.plan, "plan"),
+        ("GET", "/v1/plan/{job_id}", v1.plan_of_job, "plan"),
+        ("GET", "/v1/regions", v1.regions, "regions"),
+        ("GET", "/v1/signals", v1.signals, "regions"),
+        ("GET", "/v1/events", v1.events, "events"),
+        ("POST", "/v1/events", v1.create_event, "events"),
+        ("DELETE", "/v1/events/{source}/{event_id:path}", v1.cancel_event, "events"),
+        ("POST", "/v1/webhooks/{source}", webhooks.receive, "events"),
+        ("GET", "/v1/status", v1.status, "control plane"),
+        ("GET", "/v1/savings", v1.savings, "control plane"),
+        ("GET", "/v1/self", own.tell, "inside a job"),
+        ("POST", "/v1/self/checkpoint", own.checkpoint_saved, "inside a job"),
+        ("PUT", "/v1/self/result", own.take_result, "inside a job"),
+        ("GET", "/healthz", healthz, "control plane"),
+        ("GET", "/readyz", health.readyz, "control plane"),
+        ("GET", "/metrics", health.metrics, "control plane"),
+    ):
+        _add(router, method, path, handler, what)
+    app.include_router(router)
+    app.router.routes.extend(ray_jobs.routes())
+    app.add_exception_handler(HTTPException, _unknown)
+    # The one added last is asked first: a stranger's body is not even looked at.
+    app.add_middleware(BodyLimit, config=services.config)
+    app.add_middleware(Auth, services=services)
+    return app
+
+
+def _add(router: APIRouter, method: str, path: str, handler: Handler, tag: str) -> None:
+    """A route that is documented, but whose values are checked by our own code, which names every problem at once."""
+    router.add_api_route(
+        path,
+        guarded(handler),
+        methods=[method],
+        tags=[tag],
+        summary=(handler.__doc__ or "").split("\n\n")[0].split(". ")[0].strip().rstrip("."),
+        description=handler.__doc__,
+        response_model=None,
+        openapi_extra=_documented(method, path),
+    )
+
+
+def _documented(method: str, path: str) -> dict[str, Any]:
+    """The parameters and body that OpenAPI shows."""
+    named = [part.strip("{}").split(":")[0] for part in path.split("/") if part.startswith("{")]
+    extra: dict[str, Any] = {
+        "parameters": [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in named]
+    }
+    if method in ("POST", "PUT") and not path.endswith(("/cancel", "/pause", "/resume")):
+        kind = "application/octet-stream" if method == "PUT" else "application/json"
+        extra["requestBody"] = {"content": {kind: {"schema": {"type": "object"} if method == "POST" else {}}}}
+    return extra
+
+
+async def _unknown(request: Request, error: Exception) -> Response:
+    """The framework's own errors (no such path, wrong method) in the form of ours."""
+    if not isinstance(error, HTTPException):
+        raise error
+    what = {404: f"there is no {request.url.path[:200]} here", 405: f"{request.method} is not possible here"}
+    return error_response(
+        request.url.path, Refused(error.status_code, what.get(error.status_code, str(error.detail)), dict(error.headers or {}))
+    )
+
+
+__all__ = ["create_app"]

@@ -1,0 +1,68 @@
+"""How much body a request may bring: declared or counted while it streams in, and answered with 413 past that.
+
+It knows sizes and paths only.
+"""
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from dispatcher.api.answers import Refused, error_response
+from dispatcher.config import Config
+
+WEBHOOK_BYTES = 64 * 1024
+
+
+class _TooLarge(Exception):
+    """More bytes came than may come."""
+
+
+class BodyLimit:
+    """ASGI middleware. A body that is too large is not read on; the server discards the rest, so that a client which sends
+    first and reads later still learns why."""
+
+    def __init__(self, app: ASGIApp, config: Config) -> None:
+        self._app = app
+        self._default = int(config.server.max_body_mb * 1e6)
+        self._package = int(config.server.max_package_mb * 1e6)
+
+    def _limit(self, path: str) -> tuple[int, str]:
+        if path.startswith("/api/packages/"):
+            return self._package, "exclude files, or raise server.max_package_mb"
+        if path.startswith("/v1/webhooks/"):
+            return WEBHOOK_BYTES, "send one event at a time"
+        return self._default, "send less, or raise server.max_body_mb"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See the class."""
+        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD"):
+            await self._app(scope, receive, send)
+            return
+        limit, remedy = self._limit(scope["path"])
+        refusal = error_response(
+            scope["path"], Refused(413, f"the body is larger than the {limit:,} bytes that are taken here; {remedy}")
+        )
+        declared = Headers(scope=scope).get("content-length", "")
+        if declared.isdigit() and int(declared) > limit:
+            await refusal(scope, receive, send)
+            return
+        seen, started = 0, False
+
+        async def counted() -> Message:
+            nonlocal seen
+            message = await receive()
+            seen += len(message.get("body", b""))
+            if seen > limit:
+                raise _TooLarge
+            return message
+
+        async def noted(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, counted, noted)
+        except _TooLarge:
+            if started:
+                raise
+            await refusal(scope, receive, send)

@@ -1,0 +1,151 @@
+"""What was spent against what running every job at once would have cost: the same work, begun when it was submitted, in the
+region where a job without wishes goes. Nothing here is measured; every assumption is a caveat in the answer.
+
+It reads ended jobs and stored signals; it decides nothing.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from dispatcher.api.services import Signals
+from dispatcher.config import RegionConfig
+from dispatcher.store import Job
+from policies.accounting import weighted_mean
+from policies.world import JobState, World
+from signals.points import Kind, SignalPoint
+
+#: The latest ended jobs that a report covers.
+JOBS_COVERED = 1000
+#: No signal has values that hold for longer.
+LONGEST_POINT = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """One job run at once: energy at the meter, cost in the planning currency and carbon, None where a signal is missing."""
+
+    energy_kwh: float
+    cost: float | None
+    carbon_kg: float | None
+
+
+class Means:
+    """Means of signals over many intervals; each signal is read once, over all of ``[start, end)``."""
+
+    def __init__(self, signals: Signals, start: datetime, end: datetime, as_of: datetime) -> None:
+        self._signals, self._start, self._end, self._as_of = signals, start, end, as_of
+        self._read: dict[tuple[str, Kind, str], tuple[list[datetime], list[SignalPoint]]] = {}
+
+    def over(self, region: str, kind: Kind, source: str, start: datetime, end: datetime) -> float | None:
+        """Time-weighted mean over ``[start, end)``; None unless all of it is known."""
+        key = (region, kind, source)
+        if key not in self._read:
+            points = self._signals.read(region, kind, self._start, self._end, self._as_of, source=source)
+            self._read[key] = [point.start for point in points], points
+        starts, points = self._read[key]
+        first = bisect_right(starts, start - LONGEST_POINT)
+        return weighted_mean(points[first : bisect_right(starts, end)], start, end)
+
+
+def run_seconds(job: Job, pue: float) -> float:
+    """How long a job has run, from its modelled energy; 0 when that says nothing."""
+    draw_w = job.flex.power_w * pue
+    return (job.energy_kwh or 0.0) * 3_600_000 / draw_w if draw_w > 0 else 0.0
+
+
+def report(
+    jobs: Sequence[Job], world: World, regions: dict[str, RegionConfig], signals: Signals, now: datetime
+) -> dict[str, Any]:
+    """The answer of ``/v1/savings`` for ended jobs."""
+    ran = [job for job in jobs if job.energy_kwh]
+    totals: dict[str, Any] = {
+        "jobs": len(ran),
+        "energy_kwh": sum(job.energy_kwh or 0.0 for job in ran),
+        "deadline_misses": sum(missed(job) for job in jobs),
+    }
+    baselines = _baselines(ran, world, regions, signals, now)
+    caveats = [
+        "energy is modelled: stated mean draw x run time x PUE, not measured",
+        "run now: the same run time from submission on in the job's first allowed region, as if there were always room",
+        "prices are those of the configured feeds, not a bill",
+    ]
+    for name, ours, theirs in (
+        ("cost", [job.cost for job in ran], [b.cost if b else None for b in baselines]),
+        ("carbon_kg", [job.carbon_kg for job in ran], [b.carbon_kg if b else None for b in baselines]),
+    ):
+        pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if a is not None and b is not None]
+        left_out = len(ran) - len(pairs)
+        known = bool(pairs) or not ran
+        totals[name] = sum(a for a, _ in pairs) if known else None
+        totals[f"{name}_run_now"] = sum(b for _, b in pairs) if known else None
+        if left_out:
+            caveats.append(f"{name}: {left_out} of {len(ran)} jobs are left out on both sides, because a signal is unknown")
+    if len(jobs) >= JOBS_COVERED:
+        caveats.append(f"only the latest {JOBS_COVERED} ended jobs are covered")
+    return {"energy_basis": "modelled", "currency": world.settings.currency, "totals": totals, "caveats": caveats}
+
+
+def missed(job: Job) -> bool:
+    """Whether a job ended after its deadline (or failed, having one); a cancelled one misses nothing."""
+    deadline = job.flex.deadline_at
+    if deadline is None or job.finished_at is None or job.state is JobState.CANCELLED:
+        return False
+    return job.finished_at > deadline or job.state is JobState.FAILED
+
+
+def _baselines(
+    ran: Sequence[Job], world: World, regions: dict[str, RegionConfig], signals: Signals, now: datetime
+) -> list[Baseline | None]:
+    runs = [_run_now(job, world, regions) for job in ran]
+    starts = [start for _, start, _ in filter(None, runs)]
+    ends = [end for _, _, end in filter(None, runs)]
+    if not starts:
+        return [None] * len(ran)
+    means = Means(signals, min(starts), max(ends), now)
+    return [_baseline(job, run, world, regions, means) if run else None for job, run in zip(ran, runs, strict=True)]
+
+
+def _run_now(job: Job, world: World, regions: dict[str, RegionConfig]) -> tuple[str, datetime, datetime] | None:
+    """Where and when the job would have run if it had begun when it was submitted."""
+    home = job.flex.regions[0] if job.flex.regions else world.settings.default_region
+    if home not in regions or job.region not in regions:
+        return None
+    seconds = run_seconds(job, regions[job.region].pue)
+    start = job.submitted_at.astimezone(UTC)
+    return (home, start, start + timedelta(seconds=seconds)) if seconds > 0 else None
+
+
+def _baseline(
+    job: Job, run: tuple[str, datetime, datetime], world: World, regions: dict[str, RegionConfig], means: Means
+) -> Baseline | None:
+    home, start, end = run
+    view = next((one for one in world.regions if one.name == home), None)
+    if view is None:
+        return None
+    energy = job.flex.power_w * regions[home].pue * (end - start).total_seconds() / 3_600_000
+    price = means.over(home, Kind.PRICE, view.price.source, start, end) if view.price else None
+    carbon = means.over(home, Kind(view.carbon_kind), view.carbon.source, start, end) if view.carbon else None
+    rate = view.fx if view.fx == view.fx else None  # NaN: no exchange rate is configured
+    return Baseline(
+        energy,
+        None if price is None or rate is None else energy * price * rate / 1000.0,
+        None if carbon is None else energy * carbon / 1000.0,
+    )
+
+
+class Remembered:
+    """A report that is made at most every few seconds, however often it is asked for."""
+
+    def __init__(self, make: Callable[[], dict[str, Any]], keep_s: float, wall: Callable[[], float]) -> None:
+        self._make, self._keep_s, self._wall = make, keep_s, wall
+        self._made: dict[str, Any] | None = None
+        self._made_at = float("-inf")
+
+    def get(self) -> dict[str, Any]:
+        """The report, at most ``keep_s`` old."""
+        if self._made is None or self._wall() - self._made_at > self._keep_s:
+            self._made, self._made_at = self._make(), self._wall()
+        return self._made

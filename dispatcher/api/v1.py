@@ -1,0 +1,235 @@
+"""gridshift's own HTTP API under ``/v1``: JSON in and out, each error with field, value and remedy.
+
+It reads the store and the last snapshot, and writes intents; it decides nothing and asks no cluster.
+"""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from dispatcher.api import intents, savings, views
+from dispatcher.api.answers import in_thread, json_bytes, json_response
+from dispatcher.api.grid_events import OWN_SOURCE, GridEvents, event_from
+from dispatcher.api.ray_jobs import RayJobs
+from dispatcher.api.self_service import read_result
+from dispatcher.api.services import Services
+from dispatcher.api.strict_json import parse_object
+from dispatcher.errors import BadInput, NotFound
+from policies.world import ENDED, JobState, Placement, Plan
+
+#: Seconds that a savings report is shown again before it is made anew.
+_REPORT_KEPT_S = 5.0
+_KINDS = ("price", "carbon")
+
+
+class V1:
+    """The endpoints under ``/v1``, but for webhooks and what jobs ask of themselves."""
+
+    def __init__(self, services: Services, ray_jobs: RayJobs, events: GridEvents, version: str) -> None:
+        self._services, self._ray_jobs, self._events, self._version = services, ray_jobs, events, version
+        self._savings = savings.Remembered(self._make_savings, _REPORT_KEPT_S, time.monotonic)
+
+    # --- jobs -----------------------------------------------------------------------------------------------------
+
+    async def submit(self, request: Request) -> Response:
+        """Submit a job: Ray's fields (entrypoint, submission_id, runtime_env, metadata, entrypoint_num_gpus ...)."""
+        job = await self._ray_jobs.admit(await request.body())
+        return json_response(views.job_json(job), 201)
+
+    async def jobs(self, request: Request) -> Response:
+        """A page of jobs, newest first: ``?state=&team=&cursor=&limit=`` (100 without a limit)."""
+        query = request.query_params
+        problems: list[tuple[str, object, str]] = [
+            (name, query[name], "no such parameter; known are state, team, cursor, limit")
+            for name in query
+            if name not in ("state", "team", "cursor", "limit")
+        ]
+        state_text, limit_text = query.get("state") or None, query.get("limit") or "100"
+        if state_text is not None and state_text not in list(JobState):
+            problems.append(("state", state_text, "must be one of " + ", ".join(JobState)))
+        if not (limit_text.isascii() and limit_text.isdigit() and 1 <= int(limit_text[:9]) <= 10_000):
+            problems.append(("limit", limit_text, "must be a number from 1 to 10000"))
+        if problems:
+            raise BadInput(problems)
+        state = JobState(state_text) if state_text is not None else None
+
+        def body() -> bytes:
+            page = self._services.store.page(
+                state=state, team=query.get("team") or None, cursor=query.get("cursor") or None, limit=int(limit_text)
+            )
+            return json_bytes({"jobs": [views.job_json(job) for job in page.jobs], "next_cursor": page.next_cursor})
+
+        return Response(await in_thread(body), media_type="application/json")
+
+    async def job(self, request: Request) -> Response:
+        """One job and its attempts."""
+
+        def read() -> dict[str, Any]:
+            job = intents.visible_job(self._services, request.path_params["job_id"])
+            attempts = [views.attempt_json(attempt) for attempt in self._services.store.attempts(job.id)]
+            return {**views.job_json(job), "attempts": attempts}
+
+        return json_response(await in_thread(read))
+
+    async def job_events(self, request: Request) -> Response:
+        """Everything that happened to a job, in order."""
+
+        def read() -> dict[str, Any]:
+            job = intents.visible_job(self._services, request.path_params["job_id"])
+            return {"events": [views.event_json(event) for event in self._services.store.events(job.id)]}
+
+        return json_response(await in_thread(read))
+
+    async def cancel(self, request: Request) -> Response:
+        """Cancel a job; 409 when it has ended otherwise."""
+        return json_response(views.job_json(await in_thread(intents.cancel, self._services, request.path_params["job_id"])))
+
+    async def pause(self, request: Request) -> Response:
+        """Hold a job until it is resumed; a running one is asked for a checkpoint first. 409 when it cannot be paused."""
+        return json_response(views.job_json(await in_thread(intents.pause, self._services, request.path_params["job_id"])))
+
+    async def resume(self, request: Request) -> Response:
+        """Let a held job go on as the plan has it."""
+        return json_response(views.job_json(await in_thread(intents.resume, self._services, request.path_params["job_id"])))
+
+    async def logs(self, request: Request) -> Response:
+        """The logs of all attempts as one text."""
+        text = await in_thread(intents.whole_log, self._services, request.path_params["job_id"])
+        return Response(text.encode("utf-8", "replace"), media_type="text/plain")
+
+    async def result(self, request: Request) -> Response:
+        """What the job handed in as its result; 404 until then."""
+
+        def read() -> bytes:
+            job = intents.visible_job(self._services, request.path_params["job_id"])
+            return read_result(self._services.data_dir, job)
+
+        # The bytes are a job's: a browser must neither show nor run them.
+        headers = {"Content-Disposition": "attachment", "X-Content-Type-Options": "nosniff"}
+        return Response(await in_thread(read), headers=headers, media_type="application/octet-stream")
+
+    # --- the plan -------------------------------------------------------------------------------------------------
+
+    def _made_plan(self) -> Plan:
+        plan = self._services.snapshot().world.plan
+        if plan is None:
+            raise NotFound("there is no plan yet; one is made when the first flexible job is submitted")
+        return plan
+
+    async def plan(self, request: Request) -> Response:
+        """What would run when and where; 404 before the first plan."""
+        return json_response(views.plan_json(self._made_plan(), self._services.config.planning.currency))
+
+    async def plan_of_job(self, request: Request) -> Response:
+        """When and where a job will run, why, and what else was considered."""
+        job = await in_thread(intents.visible_job, self._services, request.path_params["job_id"])
+        plan = self._services.snapshot().world.plan
+        placement = plan.placements.get(job.id) if plan is not None and job.state not in ENDED else None
+        unplaced = plan.unplaced.get(job.id) if plan is not None and job.state not in ENDED else None
+        return json_response(
+            {
+                "job": views.job_json(job),
+                "placement": views.placement_json(placement) if placement is not None else None,
+                "alternatives": views.alternatives_json(placement),
+                "why": _why(job.state, job.reason, placement, unplaced),
+            }
+        )
+
+    # --- regions and signals --------------------------------------------------------------------------------------
+
+    async def regions(self, request: Request) -> Response:
+        """Each region: what was observed there, what it draws and pays."""
+        snapshot, now = self._services.snapshot(), self._services.clock.now()
+        configured = {region.name: region for region in self._services.config.regions}
+        seen = {view.name: view for view in snapshot.world.regions}
+        return json_response(
+            {
+                "regions": [
+                    views.region_json(status, configured[status.name], seen.get(status.name), now)
+                    for status in snapshot.regions
+                    if status.name in configured
+                ]
+            }
+        )
+
+    async def signals(self, request: Request) -> Response:
+        """A region's price or carbon on the planner's slots: ``?region=R&kind=price|carbon``; 404 where there is none."""
+        region, kind = request.query_params.get("region", ""), request.query_params.get("kind", "")
+        views_by_name = {view.name: view for view in self._services.snapshot().world.regions}
+        problems: list[tuple[str, object, str]] = []
+        if kind not in _KINDS:
+            problems.append(("kind", kind, "must be price or carbon"))
+        if region not in views_by_name:
+            problems.append(("region", region, "must be one of " + (", ".join(views_by_name) or "the configured regions")))
+        if problems:
+            raise BadInput(problems)
+        view = views_by_name[region]
+        series = view.price if kind == "price" else view.carbon
+        if series is None:
+            raise NotFound(f"region {region} has no {kind} signal (yet)")
+        return json_response(views.series_json(region, kind, series))
+
+    # --- events ---------------------------------------------------------------------------------------------------
+
+    async def events(self, request: Request) -> Response:
+        """The latest version of every event, ended ones too."""
+        now = self._services.clock.now()
+        found = await in_thread(self._services.store.grid_events)
+        return json_response({"events": [views.grid_event_json(event, now) for event in found]})
+
+    async def create_event(self, request: Request) -> Response:
+        """Limit a region's power: ``{event_id, region, limit_w, start?, end?|duration?, version?, reason?, test?}``."""
+        data, now = parse_object(await request.body()), self._services.clock.now()
+        event, version = event_from(data, OWN_SOURCE, [region.name for region in self._services.config.regions], now)
+        outcome, held = await self._events.save(event, version)
+        return json_response(
+            {"outcome": outcome, "event": views.grid_event_json(held, now)}, 201 if outcome == "accepted" else 200
+        )
+
+    async def cancel_event(self, request: Request) -> Response:
+        """End an event, whoever asked for it."""
+        outcome, event = await self._events.cancel(request.path_params["source"], request.path_params["event_id"])
+        now = self._services.clock.now()
+        return json_response({"outcome": outcome, "event": views.grid_event_json(event, now)})
+
+    # --- the control plane itself ---------------------------------------------------------------------------------
+
+    async def status(self, request: Request) -> Response:
+        """The present, jobs by state, loops and alarms."""
+        counts: Mapping[JobState, int] = await in_thread(self._services.store.counts)
+        snapshot, clock = self._services.snapshot(), self._services.clock
+        return json_response(
+            {
+                "now": views.time_of(clock.now()),
+                "speed": clock.speed,
+                "version": self._version,
+                "counts": {state.value: counts.get(state, 0) for state in JobState},
+                "loops": [views.loop_json(loop) for loop in snapshot.loops],
+                "alarms": [views.alarm_json(alarm) for alarm in snapshot.alarms],
+                "energy_basis": "modelled",
+                "replay": self._services.config.replay is not None,
+            }
+        )
+
+    async def savings(self, request: Request) -> Response:
+        """Cost and carbon of ended jobs against running each at once."""
+        return json_response(await in_thread(self._savings.get))
+
+    def _make_savings(self) -> dict[str, Any]:
+        services = self._services
+        jobs = [job for job in services.store.ray_jobs(savings.JOBS_COVERED) if job.state in ENDED]
+        regions = {region.name: region for region in services.config.regions}
+        return savings.report(jobs, services.snapshot().world, regions, services.signals, services.clock.now())
+
+
+def _why(state: JobState, reason: str, placement: Placement | None, unplaced: str | None) -> str:
+    """One sentence: the job's own reason, and the plan's where it says something else."""
+    parts = [reason or str(state)]
+    if placement is not None and placement.reason not in parts[0]:
+        parts.append(f"plan: {placement.reason}")
+    if unplaced is not None:
+        parts.append(f"not placed: {unplaced}")
+    return "; ".join(parts)

@@ -1,0 +1,271 @@
+"""Stored values as the JSON that clients see: our own, and Ray's JobDetails. Pure; knows no store and no requests."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from dispatcher.api.services import AlarmStatus, LoopStatus, RegionStatus
+from dispatcher.config import RegionConfig
+from dispatcher.store import Attempt, GridEvent, Job, JobEvent
+from policies.world import JobState, Placement, Plan, RegionView
+from signals.series import SlotSeries
+
+RAY_STATUS = {
+    JobState.QUEUED: "PENDING",
+    JobState.LAUNCHING: "PENDING",
+    JobState.RUNNING: "RUNNING",
+    JobState.PAUSING: "RUNNING",
+    JobState.PAUSED: "PENDING",
+    JobState.SUCCEEDED: "SUCCEEDED",
+    JobState.FAILED: "FAILED",
+    JobState.CANCELLED: "STOPPED",
+}
+_WAITING = frozenset({JobState.QUEUED, JobState.PAUSED})
+REDACTED = "<redacted>"
+
+
+def time_of(at: datetime | None) -> str | None:
+    """ISO 8601 with offset, or None."""
+    return None if at is None else at.isoformat()
+
+
+def _ms(at: datetime | None) -> int | None:
+    return None if at is None else int(at.timestamp() * 1000)
+
+
+def remaining_s(job: Job) -> float:
+    """Expected run time still to do at the last durable progress, seconds; 0 once it has ended."""
+    return 0.0 if job.finished_at is not None else max(0.0, job.flex.runtime_s - job.progress_s)
+
+
+def job_json(job: Job) -> dict[str, Any]:
+    """A job as our API tells it. Its runtime_env stays out: it may carry secrets."""
+    flex = job.flex
+    return {
+        "id": job.id,
+        "state": job.state.value,
+        "reason": job.reason,
+        "entrypoint": job.request.entrypoint,
+        "metadata": dict(job.request.metadata),
+        "region": job.region,
+        "attempt": job.attempt,
+        "submitted_at": time_of(job.submitted_at),
+        "started_at": time_of(job.started_at),
+        "finished_at": time_of(job.finished_at),
+        "planned_region": job.planned_region,
+        "planned_start_at": time_of(job.planned_start_at),
+        "deadline_at": time_of(flex.deadline_at),
+        "earliest_at": time_of(flex.earliest_at),
+        "runtime_s": flex.runtime_s,
+        "remaining_s": remaining_s(job),
+        "gpus": flex.gpus,
+        "power_w": flex.power_w,
+        "pausable": flex.pausable.value,
+        "tier": flex.tier,
+        "priority": flex.priority,
+        "team": flex.team,
+        "group": flex.group,
+        "flexible": flex.flexible,
+        "held": job.held,
+        "cancel_requested": job.cancel_requested_at is not None,
+        "pauses": job.pauses,
+        "energy_kwh": job.energy_kwh,
+        "cost": job.cost,
+        "cost_currency": job.cost_currency,
+        "carbon_kg": job.carbon_kg,
+        "error_type": job.error_type,
+        "exit_code": job.exit_code,
+        "has_result": job.has_result,
+    }
+
+
+def attempt_json(attempt: Attempt) -> dict[str, Any]:
+    """One try at a job."""
+    return {
+        "attempt": attempt.attempt,
+        "region": attempt.region,
+        "submission_id": attempt.submission_id,
+        "launched_at": time_of(attempt.launched_at),
+        "accepted_at": time_of(attempt.accepted_at),
+        "started_at": time_of(attempt.started_at),
+        "ended_at": time_of(attempt.ended_at),
+        "outcome": attempt.outcome,
+        "message": attempt.message,
+    }
+
+
+def event_json(event: JobEvent) -> dict[str, Any]:
+    """One change of one job."""
+    return {
+        "seq": event.seq,
+        "at": time_of(event.at),
+        "kind": event.kind,
+        "old_state": event.old_state.value if event.old_state is not None else None,
+        "new_state": event.new_state.value,
+        "reason": event.reason,
+        "attempt": event.attempt,
+        "region": event.region,
+    }
+
+
+def ray_message(job: Job) -> str:
+    """The sentence that ``ray job status`` shows: why, and for a waiting job when and where it is planned."""
+    text = job.reason or job.state.value
+    if job.state in _WAITING and job.planned_start_at is not None:
+        where = f" in {job.planned_region}" if job.planned_region else ""
+        text += f" (planned start {job.planned_start_at:%Y-%m-%dT%H:%M:%SZ}{where})"
+    return text
+
+
+def ray_job_json(job: Job, *, redact: bool) -> dict[str, Any]:
+    """A job as Ray's JobDetails; with ``redact`` its environment variables are masked, as Ray does for browsers."""
+    runtime_env: Mapping[str, Any] = job.request.runtime_env
+    if redact and isinstance(runtime_env.get("env_vars"), Mapping):
+        runtime_env = {**runtime_env, "env_vars": dict.fromkeys(runtime_env["env_vars"], REDACTED)}
+    return {
+        "type": "SUBMISSION",
+        "job_id": None,
+        "submission_id": job.id,
+        "driver_info": None,
+        "status": RAY_STATUS[job.state],
+        "entrypoint": job.request.entrypoint,
+        "message": ray_message(job),
+        "error_type": job.error_type,
+        "start_time": _ms(job.started_at),
+        "end_time": _ms(job.finished_at),
+        "metadata": dict(job.request.metadata),
+        "runtime_env": dict(runtime_env),
+        "driver_agent_http_address": None,
+        "driver_node_id": None,
+        "driver_exit_code": job.exit_code,
+    }
+
+
+def placement_json(placement: Placement) -> dict[str, Any]:
+    """Where and when the plan would run a job."""
+    return {
+        "job_id": placement.job_id,
+        "region": placement.region,
+        "intervals": [[time_of(start), time_of(end)] for start, end in placement.intervals],
+        "cost": placement.cost,
+        "run_now_cost": placement.run_now_cost,
+        "energy_kwh": placement.energy_kwh,
+        "carbon_kg": placement.carbon_kg,
+        "late_s": placement.late_s,
+        "reason": placement.reason,
+    }
+
+
+def plan_json(plan: Plan, currency: str) -> dict[str, Any]:
+    """The whole plan."""
+    return {
+        "made_at": time_of(plan.made_at),
+        "horizon_end": time_of(plan.horizon_end),
+        "slot_s": plan.slot_s,
+        "currency": currency,
+        "objective": plan.objective,
+        "bound": plan.bound,
+        "gap": plan.gap,
+        "placements": [placement_json(placement) for placement in plan.placements.values()],
+        "unplaced": dict(plan.unplaced),
+    }
+
+
+def alternatives_json(placement: Placement | None) -> list[dict[str, Any]]:
+    """What the plan considered for a job and did not choose."""
+    return [
+        {"region": other.region, "start_at": time_of(other.start_at), "cost": other.cost, "why_not": other.why_not}
+        for other in (placement.alternatives if placement is not None else ())
+    ]
+
+
+def _now_json(series: SlotSeries | None, now: datetime) -> dict[str, Any] | None:
+    if series is None:
+        return None
+    index = int((now - series.start).total_seconds() // series.slot_s)
+    known = 0 <= index < len(series.values)
+    return {
+        "unit": series.unit,
+        "source": series.source,
+        "now": series.values[index] if known else None,
+        "basis": series.basis[index] if known else "unknown",
+    }
+
+
+def region_json(status: RegionStatus, config: RegionConfig, view: RegionView | None, now: datetime) -> dict[str, Any]:
+    """A region: what was observed, what is configured, and its signals now."""
+    return {
+        "name": status.name,
+        "address": status.address,
+        "reachable": status.reachable,
+        "observed_at": time_of(status.observed_at),
+        "error": status.error,
+        "ray_version": status.ray_version,
+        "gpus": status.gpus,
+        "gpus_used": status.gpus_used,
+        "jobs_running": status.jobs_running,
+        "draw_w": status.draw_w,
+        "power_limit_w": config.power_limit_w or None,
+        "budget_w": status.budget_w,
+        "currency": view.currency if view is not None else config.currency,
+        "pue": config.pue,
+        "price": _now_json(view.price if view is not None else None, now),
+        "carbon": _now_json(view.carbon if view is not None else None, now),
+    }
+
+
+def series_json(region: str, kind: str, series: SlotSeries) -> dict[str, Any]:
+    """A signal as the planner sees it; null where it is unknown."""
+    return {
+        "region": region,
+        "kind": kind,
+        "unit": series.unit,
+        "source": series.source,
+        "start": time_of(series.start),
+        "slot_s": series.slot_s,
+        "values": list(series.values),
+        "basis": list(series.basis),
+    }
+
+
+def grid_event_state(event: GridEvent, now: datetime) -> str:
+    """scheduled, active, expired or cancelled."""
+    if event.cancelled:
+        return "cancelled"
+    if event.end is not None and event.end <= now:
+        return "expired"
+    return "scheduled" if event.start > now else "active"
+
+
+def grid_event_json(event: GridEvent, now: datetime) -> dict[str, Any]:
+    """A limit that somebody asked for."""
+    return {
+        "source": event.source,
+        "event_id": event.event_id,
+        "version": event.version,
+        "region": event.region,
+        "start": time_of(event.start),
+        "end": time_of(event.end),
+        "limit_w": event.limit_w,
+        "state": grid_event_state(event, now),
+        "received_at": time_of(event.received_at),
+        "reason": event.reason,
+        "test": event.test,
+    }
+
+
+def loop_json(loop: LoopStatus) -> dict[str, Any]:
+    """One loop of the control plane."""
+    return {
+        "name": loop.name,
+        "period_s": loop.period_s,
+        "last_run_at": time_of(loop.last_run_at),
+        "last_s": loop.last_s,
+        "runs": loop.runs,
+        "last_error": loop.last_error,
+    }
+
+
+def alarm_json(alarm: AlarmStatus) -> dict[str, Any]:
+    """Something an operator must know."""
+    return {"key": alarm.key, "region": alarm.region, "sentence": alarm.sentence, "since": time_of(alarm.since)}

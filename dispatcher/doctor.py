@@ -1,0 +1,377 @@
+"""``gridshift doctor``: looks at everything the control plane needs and says in plain words what is wrong and what to do.
+
+It changes nothing but a probe file that it removes again, and decides nothing; what a check cannot see it says it cannot see.
+"""
+
+import contextlib
+import importlib.util
+import json
+import os
+import shutil
+import socket
+import stat
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Literal
+
+import requests
+
+from dispatcher.clock import SystemClock
+from dispatcher.config import Config, RegionConfig, load
+from dispatcher.errors import ConfigError, GridshiftError
+
+Level = Literal["ok", "warn", "fail"]
+
+#: Free space under which a control plane soon stands still, and under which it is worth a word, in bytes.
+LOW_SPACE, SOME_SPACE = 200 * 10**6, 2 * 10**9
+#: Seconds that a cluster's clock may be off; the Date header has whole seconds.
+SKEW_WARN_S, SKEW_FAIL_S = 5.0, 60.0
+_HTTP_S = (2.0, 4.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line: what was looked at, how it is, and what to do (empty when nothing)."""
+
+    level: Level
+    what: str
+    says: str
+    remedy: str = ""
+
+
+def check_config(config: Config) -> Iterator[Finding]:
+    """What the file says that is not wrong in itself, and the secrets it points to."""
+    name = config.path or "no file, the defaults"
+    regions = ", ".join(region.name for region in config.regions) or "none: 'gridshift up' starts a local Ray"
+    yield Finding("ok", "config", f"{name}; regions: {regions}")
+    readers: list[tuple[str, Callable[[], object], list[str]]] = [
+        (f"region {region.name}: token", region.token, [region.token_file]) for region in config.regions
+    ]
+    readers += [(f"webhook {w.source}: secret", w.secrets, [w.secret_file, *w.secret_files]) for w in config.webhooks]
+    readers.append(("server.database_url", config.database_url, [config.server.database_url_file]))
+    for what, read, files in readers:
+        try:
+            read()
+        except ConfigError as error:
+            yield Finding("fail", "config", str(error))
+        for file in filter(None, files):
+            with contextlib.suppress(OSError):
+                if Path(file).stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
+                    yield Finding("warn", "config", f"{what}: others on this machine can read {file}", f"chmod 600 {file}")
+    if config.replay is not None:
+        yield Finding(
+            "warn",
+            "replay",
+            f"the clock is a replay from {config.replay.start:%Y-%m-%d %H:%M}Z at {config.replay.speed:g} times the speed",
+            "remove [replay] to run live",
+        )
+    if config.server.public_url == "" and any(not _is_local(region.address) for region in config.regions):
+        yield Finding(
+            "warn",
+            "config",
+            f"server.public_url is empty, so jobs on other machines would look for this control plane at {config.public_url()}",
+            "set server.public_url to an address that the clusters can reach",
+        )
+
+
+def _is_local(address: str) -> bool:
+    return any(f"//{host}" in address for host in ("127.", "localhost", "[::1]"))
+
+
+def check_data_dir(config: Config) -> Iterator[Finding]:
+    """Whether the folder can be written and has room."""
+    folder = config.data_dir()
+    where = folder
+    while not where.exists() and where != where.parent:
+        where = where.parent
+    try:
+        with tempfile.NamedTemporaryFile(dir=where, prefix=".doctor-") as probe:
+            probe.write(b"x")
+            probe.flush()
+    except OSError as error:
+        yield Finding("fail", "data", f"{where} cannot be written: {error.strerror}", "change its owner, or server.data_dir")
+        return
+    free = shutil.disk_usage(where).free
+    says = f"{folder} is writable{'' if where == folder else ' (made on start)'}; {free / 1e9:.1f} GB free"
+    if free < SOME_SPACE:
+        level: Level = "fail" if free < LOW_SPACE else "warn"
+        yield Finding(level, "data", says, "free some space, or point server.data_dir to a larger disk")
+    else:
+        yield Finding("ok", "data", says)
+
+
+def check_database(config: Config) -> Iterator[Finding]:
+    """Whether the database answers, has the present schema, can be written, and has the API tokens that are needed."""
+    from sqlalchemy import text
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from dispatcher.store.engine import database, describe, make_engine, sqlite_path
+    from dispatcher.store.migrate import check_revision
+
+    tokens = 0
+    try:
+        url = database(config.database_url())
+    except ConfigError as error:
+        yield Finding("fail", "database", str(error))
+        return
+    where, path = describe(url), sqlite_path(url)
+    if path is not None and not path.exists():
+        yield Finding("ok", "database", f"{where} is not there yet; it is made on start")
+    else:
+        engine = make_engine(url, wait_s=2.0, pool_size=1)
+        try:
+            with engine.execution_options(write=True).connect() as connection, connection.begin() as transaction:
+                check_revision(connection, where)
+                if path is None and connection.execute(text("SHOW transaction_read_only")).scalar_one() == "on":
+                    yield Finding("fail", "database", f"{where} is read-only", "connect to the primary server")
+                else:
+                    connection.execute(text("UPDATE setting SET value = value WHERE key = 'no such key'"))
+                    yield Finding("ok", "database", f"{where} answers, has the present schema and can be written")
+                tokens = int(connection.execute(text("SELECT count(*) FROM api_token")).scalar_one())
+                transaction.rollback()
+        except GridshiftError as error:
+            remedy = "it is upgraded on start, or now by 'gridshift db upgrade'" if "db upgrade" in str(error) else ""
+            yield Finding(
+                "warn" if remedy else "fail", "database", str(error).removesuffix("; run 'gridshift db upgrade'"), remedy
+            )
+        except (SQLAlchemyError, OSError) as error:
+            reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
+            remedy = (
+                "if a control plane is busy, ask again" if "locked" in reason else "start it, or correct server.database_url"
+            )
+            yield Finding("fail", "database", f"{where} cannot be used: {reason}", remedy)
+        finally:
+            engine.dispose()
+    host = config.server.host
+    if config.server.is_loopback:
+        yield Finding("ok", "access", f"listens on {host} only, {tokens} API tokens" if tokens else f"listens on {host} only")
+    elif tokens:
+        yield Finding("ok", "access", f"listens on {host} with {tokens} API token{'s' if tokens > 1 else ''}")
+    else:
+        remedy = "gridshift tokens create NAME, or server.host = '127.0.0.1'"
+        yield Finding("fail", "access", f"server.host {host} is not loopback and there is no API token", remedy)
+
+
+def check_port(config: Config) -> Iterator[Finding]:
+    """Whether the port is free, or held by a control plane already."""
+    host, port = config.server.host.strip("[]"), config.server.port
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+        yield Finding("ok", "port", f"{host}:{port} is free")
+        return
+    except OSError as error:
+        refusal = error
+    ask = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    with contextlib.suppress(requests.RequestException, ValueError):
+        answer = requests.get(f"http://{ask}:{port}/v1/status", timeout=_HTTP_S)
+        body = answer.json()
+        if answer.status_code in (200, 401) and isinstance(body, dict) and ("energy_basis" in body or "error" in body):
+            yield Finding("ok", "port", f"a gridshift control plane listens on {host}:{port} already")
+            return
+    yield Finding(
+        "fail", "port", f"cannot listen on {host}:{port}: {refusal.strerror}", "end what uses it, or change server.port"
+    )
+
+
+def check_region(config: Config, region: RegionConfig, now: Callable[[], datetime]) -> Iterator[Finding]:
+    """Whether the cluster answers, takes our token, keeps time and has GPUs."""
+    what = f"region {region.name}"
+    try:
+        token = region.token()
+    except ConfigError:  # said under "config"
+        return
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    before = now()
+    try:
+        answer = requests.get(f"{region.address}/api/version", headers=headers, timeout=_HTTP_S, allow_redirects=False)
+    except requests.RequestException as error:
+        kind = "did not answer in time" if isinstance(error, requests.Timeout) else "cannot be reached"
+        yield Finding("fail", what, f"{region.address} {kind}", "start that cluster, or correct the region's address")
+        return
+    after = now()
+    if answer.status_code in (401, 403):
+        if token:
+            yield Finding(
+                "fail", what, f"{region.address} refuses our Ray token", "set the one that the cluster was started with"
+            )
+        else:
+            yield Finding("fail", what, f"{region.address} wants a Ray token", "set token_env or token_file of the region")
+        return
+    try:
+        version = str(answer.json()["ray_version"])
+    except (ValueError, KeyError, TypeError):
+        says = f"{region.address} answers (HTTP {answer.status_code}), but not as Ray's dashboard does"
+        yield Finding("fail", what, says, "give the address of the cluster's dashboard, by default port 8265")
+        return
+    if "gridshift" in version:
+        yield Finding(
+            "fail", what, f"{region.address} is a gridshift control plane", "give the address of the Ray cluster itself"
+        )
+        return
+    gpus = _gpus(region, token)
+    yield Finding("ok", what, f"{region.address} answers: Ray {version}{gpus}{', takes our token' if token else ''}")
+    yield from _skew(what, answer.headers.get("Date"), before, after)
+
+
+def _gpus(region: RegionConfig, token: str | None) -> str:
+    from dispatcher.clusters.ray_http import RayCluster
+
+    cluster = RayCluster(region.name, region.address, token)
+    try:
+        found = cluster.info().gpus
+    except GridshiftError:
+        found = None
+    finally:
+        cluster.close()
+    said = "its GPUs could not be counted" if found is None else f"{found:g} GPUs"
+    return f", {said}" + (f", of which batch may use {region.gpus:g}" if region.gpus is not None else "")
+
+
+def _skew(what: str, date: str | None, before: datetime, after: datetime) -> Iterator[Finding]:
+    with contextlib.suppress(ValueError, TypeError):
+        theirs = parsedate_to_datetime(date or "")
+        # The header has whole seconds: the cluster's clock stood anywhere in [theirs, theirs + 1 s) while we waited.
+        ahead = (theirs - after).total_seconds()
+        behind = (before - theirs).total_seconds() - 1.0
+        off = max(ahead, behind)
+        if off > SKEW_WARN_S:
+            says = f"its clock is {off:.0f} s {'ahead of' if ahead > behind else 'behind'} ours"
+            yield Finding("fail" if off > SKEW_FAIL_S else "warn", what, says, "let both machines take their time from NTP")
+
+
+def check_feeds(config: Config, region: RegionConfig, now: datetime) -> Iterator[Finding]:
+    """Each feed of a region, asked once: whether it answers and knows the present."""
+    from signals.ingest import Limits, fetch
+    from signals.points import Kind
+
+    if config.replay is not None:
+        now = config.replay.start
+    limits = Limits(connect_s=3.0, read_s=5.0, total_s=8.0, tries=1)
+    for key, chain in (("price", region.price), ("carbon", region.carbon)):
+        what, usable = f"feed {region.name} {key}", False
+        if not chain:
+            says = f"none is configured, so planning does not know the {key} of {region.name}"
+            yield Finding("warn", what, says, f"add a [[region.{key}]]")
+            continue
+        kind = Kind.PRICE if key == "price" else Kind(f"carbon_{region.carbon_signal}")
+        for spec in chain:
+            name = str(spec["feed"])
+            result = fetch(
+                name,
+                spec,
+                region=region.name,
+                kind=kind,
+                now=now,
+                window_start=now - timedelta(hours=2),
+                window_end=now + timedelta(hours=24),
+                limits=limits,
+            )
+            until = result.known_until()
+            if result.points and key == "price":
+                try:
+                    config.fx_rate(result.points[0].unit.removesuffix("/MWh"))
+                except ConfigError as error:
+                    yield Finding("fail", what, f"{name}: {error}")
+                    continue
+            if until is not None and result.is_fresh(now, 0.0):
+                usable = True
+                yield Finding("ok", what, f"{name}: known until {until:%Y-%m-%d %H:%M}Z")
+            elif result.error is not None:
+                yield Finding("warn", what, f"{name}: {result.error.message}", _feed_remedy(result.error.kind))
+            else:
+                last = f"its last ends {until:%Y-%m-%d %H:%M}Z" if until else "it has none at all"
+                yield Finding("warn", what, f"{name}: no value for {now:%Y-%m-%d %H:%M}Z; {last}", _feed_remedy("no_data"))
+        if not usable:
+            yield Finding(
+                "fail", what, f"no feed knows the {key} of {region.name} now", "jobs will not be placed by it until one does"
+            )
+
+
+def _feed_remedy(kind: str) -> str:
+    return {
+        "access": "check the network, the feed's key and its address",
+        "no_data": "wait until it is published, or check the zone and the file's dates",
+        "truncated": "ask again; if it stays so, the feed has changed",
+    }.get(kind, "check its options; the source may have changed its format")
+
+
+def check_gpus() -> Iterator[Finding]:
+    """The GPUs of this machine, for information: jobs run where the clusters are."""
+    if importlib.util.find_spec("pynvml") is None:
+        yield Finding("ok", "gpus here", "not looked at: nvidia-ml-py is not installed (pip install 'gridshift[gpu]')")
+        return
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        yield Finding("ok", "gpus here", f"none: {error}")
+        return
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        names = ", ".join(_text(pynvml.nvmlDeviceGetName(handle)) for handle in handles)
+        yield Finding("ok", "gpus here", f"{len(handles)}: {names}" if handles else "none")
+        for i, handle in enumerate(handles):
+            try:
+                pynvml.nvmlDeviceGetPowerUsage(handle)
+            except pynvml.NVMLError as error:
+                yield Finding(
+                    "warn", "gpus here", f"GPU {i} does not tell its power: {error}", "its energy can only be modelled"
+                )
+    except pynvml.NVMLError as error:
+        yield Finding("warn", "gpus here", f"NVML answers, but not on the GPUs: {error}", "see nvidia-smi and the driver")
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _text(name: object) -> str:
+    return name.decode() if isinstance(name, bytes) else str(name)
+
+
+def examine(config: Config) -> list[Finding]:
+    """All checks, those that wait for others side by side; findings in a fixed order."""
+    clock = SystemClock()
+    now = clock.now()
+    checks: list[Callable[[], Iterator[Finding]]] = [
+        lambda: check_config(config),
+        lambda: check_data_dir(config),
+        lambda: check_database(config),
+        lambda: check_port(config),
+    ]
+    for region in config.regions:
+        checks.append(lambda region=region: check_region(config, region, clock.now))  # type: ignore[misc]
+        checks.append(lambda region=region: check_feeds(config, region, now))  # type: ignore[misc]
+    checks.append(check_gpus)
+    with ThreadPoolExecutor(max_workers=16) as pool:
+        return [finding for findings in pool.map(lambda check: list(check()), checks) for finding in findings]
+
+
+def main(config_path: Path | None, as_json: bool) -> int:
+    """Print the findings; 1 when something fails, else 0."""
+    try:
+        findings = examine(load(config_path, os.environ))
+    except ConfigError as error:
+        findings = [
+            Finding("fail", "config", line, "correct it; 'gridshift init' writes an example")
+            for line in str(error).splitlines()
+        ]
+    failed = any(finding.level == "fail" for finding in findings)
+    if as_json:
+        print(json.dumps({"ok": not failed, "findings": [asdict(finding) for finding in findings]}, ensure_ascii=False))
+    else:
+        width = max(len(finding.what) for finding in findings)
+        for finding in findings:
+            remedy = f"\n{'':{width + 8}}-> {finding.remedy}" if finding.remedy else ""
+            print(f"{finding.level:<4}  {finding.what:<{width}}  {finding.says}{remedy}")
+        worst = "something must be done" if failed else "nothing stands in the way"
+        print(f"\n{worst}", file=sys.stderr)
+    return 1 if failed else 0

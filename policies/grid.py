@@ -1,0 +1,172 @@
+"""Time cut into the planner's slots, what each region costs in them, and what is still free. Pure numpy.
+
+The first slot begins now and ends at the next boundary; all others are whole. Beyond the end of a series its last day repeats.
+"""
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policies.room import SLACK
+from policies.world import Budget, RegionView, ShiftWindow, World
+from signals.series import SlotSeries
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+DAY_S = 86400
+#: The longest look-ahead, slots of any length: beyond it a repeated day says nothing new.
+MAX_SLOTS = 1344
+
+
+@dataclass(frozen=True)
+class Grid:
+    """``edges`` are seconds from ``now``: n + 1 of them for n slots, the first 0."""
+
+    now: datetime
+    slot_s: int
+    edges: Floats
+
+    @property
+    def lengths(self) -> Floats:
+        """Seconds of each slot."""
+        return np.diff(self.edges)
+
+    def seconds(self, when: datetime) -> float:
+        """``when`` in seconds from now."""
+        return (when - self.now).total_seconds()
+
+    def moment(self, seconds: float) -> datetime:
+        """The moment ``seconds`` from now."""
+        return self.now + timedelta(seconds=float(seconds))
+
+    def slots_until(self, ends: Floats) -> NDArray[np.intp]:
+        """For each end (seconds) the number of slots that begin before it."""
+        return np.searchsorted(self.edges[:-1], ends - SLACK, side="left")
+
+
+def make_grid(now: datetime, slot_s: int, last_s: float) -> Grid:
+    """A grid from ``now`` to at least ``last_s`` seconds later, at most MAX_SLOTS slots."""
+    into_slot = now.timestamp() % slot_s
+    first = slot_s - into_slot
+    n = int(min(max(np.ceil((last_s - first) / slot_s) + 1, 1), MAX_SLOTS))
+    edges = np.concatenate(([0.0], first + slot_s * np.arange(n, dtype=np.float64)))
+    return Grid(now, slot_s, edges)
+
+
+def on_grid(series: SlotSeries | None, grid: Grid) -> Floats:
+    """A signal's values on the grid, NaN where unknown; the last known day repeats beyond the end of the series."""
+    n = len(grid.edges) - 1
+    if series is None:
+        return np.full(n, np.nan)
+    starts = grid.edges[:-1] + 1e-3
+    offset = (grid.now - series.start).total_seconds()
+    index = np.floor((starts + offset) / series.slot_s).astype(int)
+    known = np.array([np.nan if value is None else value for value in series.values], dtype=np.float64)
+    per_day = max(1, DAY_S // series.slot_s)
+    beyond = index >= len(known)
+    if beyond.any():
+        back = np.ceil((index - len(known) + 1) / per_day).astype(int)
+        index = np.where(beyond, index - back * per_day, index)
+    inside = (index >= 0) & (index < len(known))
+    values = np.full(n, np.nan)
+    values[inside] = known[index[inside]]
+    return values
+
+
+@dataclass
+class Lane:
+    """One region on the grid: what a kWh costs there and what is free. Reservations change ``gpus``, ``jobs`` and ``power``.
+
+    ``rate`` is planning currency per kWh at the GPU (PUE and carbon price included), 0 where unknown; ``integral`` and
+    ``unknown_s`` are its running integrals over the edges (currency per kW; seconds). ``limit_w`` is per slot, inf without one.
+    """
+
+    view: RegionView
+    price: Floats
+    carbon: Floats
+    rate: Floats
+    integral: Floats
+    unknown_s: Floats
+    limit_w: Floats
+    gpus: Floats
+    jobs: Floats
+    power: Floats
+
+    def cost(self, grid: Grid, power_w: float, begin: Floats, end: Floats) -> Floats:
+        """Cost of a draw over each [begin, end) (seconds from now), planning currency; unknown stretches count as 0."""
+        span = np.interp(end, grid.edges, self.integral) - np.interp(begin, grid.edges, self.integral)
+        return power_w / 1000.0 * span
+
+    def unknown(self, grid: Grid, begin: Floats, end: Floats) -> Bools:
+        """Whether some of each [begin, end) has no known cost."""
+        span = np.interp(end, grid.edges, self.unknown_s) - np.interp(begin, grid.edges, self.unknown_s)
+        return np.asarray(span > SLACK)
+
+    def copy(self) -> "Lane":
+        """The same lane with reservations of its own."""
+        return replace(self, gpus=self.gpus.copy(), jobs=self.jobs.copy(), power=self.power.copy())
+
+    def blocked(self, gpus: float, power_w: float) -> Bools:
+        """Slots in which a job of that size has no room."""
+        full = self.power + power_w * self.view.pue > self.limit_w + SLACK
+        if self.view.gpus is not None and gpus > 0:
+            full |= self.gpus + gpus > self.view.gpus + SLACK
+        if self.view.max_jobs is not None:
+            full |= self.jobs + 1 > self.view.max_jobs
+        return np.asarray(full)
+
+    def reserve(self, grid: Grid, begin: float, end: float, gpus: float, power_w: float, sign: float = 1.0) -> None:
+        """Take (or with ``sign`` -1 give back) room over [begin, end)."""
+        first = int(np.searchsorted(grid.edges, begin + SLACK, side="right")) - 1
+        last = int(grid.slots_until(np.array([end]))[0])
+        part = slice(max(first, 0), max(last, 0))
+        self.gpus[part] += sign * gpus
+        self.jobs[part] += sign
+        self.power[part] += sign * power_w * self.view.pue
+
+
+def _limits(view: RegionView, budgets: tuple[Budget, ...], grid: Grid) -> Floats:
+    limit = np.full(len(grid.edges) - 1, np.inf if view.power_limit_w is None else view.power_limit_w)
+    for budget in budgets:
+        if budget.region == view.name:
+            begin = grid.seconds(budget.start)
+            end = np.inf if budget.end is None else grid.seconds(budget.end)
+            inside = (grid.edges[1:] > begin + SLACK) & (grid.edges[:-1] < end - SLACK)
+            limit = np.where(inside, np.minimum(limit, budget.limit_w), limit)
+    return limit
+
+
+def make_lane(view: RegionView, world: World, grid: Grid) -> Lane:
+    """A region on the grid with nothing reserved but what bypasses gridshift."""
+    settings = world.settings
+    price, carbon = on_grid(view.price, grid), on_grid(view.carbon, grid)
+    per_mwh = price * view.fx
+    if settings.carbon_price > 0:
+        per_mwh = per_mwh + carbon * settings.carbon_price / 1000.0
+    unknown = np.isnan(per_mwh)
+    rate = np.where(unknown, 0.0, per_mwh) / 1000.0 * view.pue
+    lengths, n = grid.lengths, len(grid.edges) - 1
+    return Lane(
+        view=view,
+        price=price,
+        carbon=carbon,
+        rate=rate,
+        integral=np.concatenate(([0.0], np.cumsum(rate * lengths / 3600.0))),
+        unknown_s=np.concatenate(([0.0], np.cumsum(unknown * lengths))),
+        limit_w=_limits(view, world.budgets, grid),
+        gpus=np.zeros(n),
+        jobs=np.zeros(n),
+        power=np.full(n, view.bypass_w),
+    )
+
+
+def shifted_away(region: str, allowed: set[str], shifts: tuple[ShiftWindow, ...], grid: Grid) -> Bools:
+    """Slots of ``region`` in which a shift rule sends a job with these allowed regions elsewhere."""
+    away = np.zeros(len(grid.edges) - 1, dtype=bool)
+    for window in shifts:
+        if window.source == region and window.target in allowed:
+            away |= (grid.edges[1:] > grid.seconds(window.start) + SLACK) & (grid.edges[:-1] < grid.seconds(window.end) - SLACK)
+    return away

@@ -1,0 +1,261 @@
+"""A plan for every job: the cheapest feasible window, or set of chunks, over time x region. Pure.
+
+One job at a time, the least flexible first, each against what is left of GPUs, jobs and power; jobs that found no place in time
+are promoted and the plan is made again (squeaky wheel), then each job is once more offered what the others left. The lower
+bound gives every job its cheapest slots, whole or in part, as if it were alone.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from policies.grid import Grid, Lane, make_grid, make_lane
+from policies.placing import HYSTERESIS, Option, Task, best_in_lane, make_tasks, stay
+from policies.sentences import hhmm
+from policies.world import PLACED, Alternative, JobState, Pausable, Placement, Plan, World
+
+ROUNDS = 4
+#: Beyond this many jobs one pass is already good, and improving it costs seconds.
+IMPROVE_UP_TO = 2000
+MAX_ALTERNATIVES = 4
+
+
+def plan(world: World) -> Plan:
+    """The plan from ``world.now`` on. Deterministic; looks at nothing but ``world``."""
+    tasks, unplaced = make_tasks(world)
+    last_s = max([world.settings.horizon_s, *(max(task.deadline_s, task.earliest_s + 1.5 * task.work_s) for task in tasks)])
+    grid = make_grid(world.now, world.settings.slot_s, last_s)
+    base = {view.name: make_lane(view, world, grid) for view in world.regions}
+    _reserve_fixed(world, grid, base)
+    for task in tasks:
+        task.lay_rules(world, grid, base)
+    order = sorted(tasks, key=lambda task: task.urgency)
+    best, lanes = _best_of_rounds(order, world, grid, base)
+
+    placements = {}
+    for task in tasks:
+        option = best.get(task.job.id)
+        if option is None:
+            unplaced[task.job.id] = f"no region can take it: {task.nowhere}"
+        else:
+            placements[task.job.id] = _placement(task, option, world, grid, lanes)
+    objective = _objective(best, tasks, world)
+    bound = min(objective, sum(_bound(task, best[task.job.id], grid, base) for task in tasks if task.job.id in best))
+    return Plan(
+        made_at=world.now,
+        horizon_end=grid.moment(grid.edges[-1]),
+        slot_s=world.settings.slot_s,
+        placements=placements,
+        unplaced=unplaced,
+        objective=objective,
+        bound=bound,
+        gap=(objective - bound) / abs(objective) if abs(objective) > 1e-9 else 0.0,
+    )
+
+
+def _reserve_fixed(world: World, grid: Grid, lanes: dict[str, Lane]) -> None:
+    """Take out what the plan cannot change: what runs and may not be paused, what is starting, leaving, or starts at once."""
+    for job in world.jobs:
+        length_s = job.remaining_s
+        where = job.region
+        if job.state in PLACED:
+            if job.state is JobState.PAUSING or job.cancel_requested:
+                length_s = min(length_s, job.flex.checkpoint_s)
+            elif job.state is JobState.RUNNING:
+                movable = job.flex.flexible and job.flex.pausable is Pausable.CHECKPOINT and not job.held
+                if movable:
+                    continue
+                ran_s = (world.now - job.run_started_at).total_seconds() if job.run_started_at else 0.0
+                length_s = max(length_s - ran_s, min(60.0, job.remaining_s))
+        elif job.flex.flexible or job.held or job.cancel_requested:
+            continue
+        else:
+            where = world.settings.default_region
+        if where in lanes:
+            lanes[where].reserve(grid, 0.0, length_s, job.flex.gpus, job.flex.power_w)
+
+
+# --- choosing ---------------------------------------------------------------------------------------------------------
+
+
+def _best_of_rounds(
+    order: list[Task], world: World, grid: Grid, base: dict[str, Lane]
+) -> tuple[dict[str, Option], dict[str, Lane]]:
+    """Place everything a few times, those that came too late first the next time; keep the best outcome."""
+    best: dict[str, Option] = {}
+    lanes, best_score = base, (np.inf, np.inf)
+    for _ in range(ROUNDS if len(order) <= IMPROVE_UP_TO else 2):
+        trial = {name: lane.copy() for name, lane in base.items()}
+        chosen: dict[str, Option] = {}
+        for task in order:
+            _place(task, chosen, world, grid, trial)
+        if len(order) <= IMPROVE_UP_TO:
+            for task in order:
+                before = chosen.pop(task.job.id, None)
+                if before is not None:
+                    _reserve(task, before, grid, trial, -1.0)
+                _place(task, chosen, world, grid, trial, keep=before)
+        late = {task.job.id for task in order if task.job.id not in chosen or chosen[task.job.id].late_s > 0}
+        lateness = sum(chosen[i].late_s if i in chosen else 1e9 for i in late)
+        score = (lateness, sum(option.cost for option in chosen.values()))
+        if score < best_score:
+            best, best_score, lanes = chosen, score, trial
+        promoted = [task for task in order if task.job.id in late and task.can_be_in_time]
+        if not promoted:
+            break
+        order = promoted + [task for task in order if task not in promoted]
+    return best, lanes
+
+
+def _reserve(task: Task, option: Option, grid: Grid, lanes: dict[str, Lane], sign: float = 1.0) -> None:
+    for begin, end in option.intervals:
+        lanes[option.region].reserve(grid, begin, end, task.job.flex.gpus, task.job.flex.power_w, sign)
+
+
+def _place(
+    task: Task, chosen: dict[str, Option], world: World, grid: Grid, lanes: dict[str, Lane], keep: Option | None = None
+) -> None:
+    options = [option for name in task.rules if (option := best_in_lane(task, lanes[name], world, grid)) is not None]
+    option = min(options, key=lambda one: one.order, default=keep)
+    if task.running_in is not None:
+        here = stay(task, lanes[task.running_in], grid)
+        cheaper = (
+            option is not None and option.late_s <= 0 and option.cost < here.cost - HYSTERESIS * abs(here.cost)
+            if here
+            else True
+        )
+        option = option if option is not None and cheaper else here or option
+    if option is not None:
+        chosen[task.job.id] = option
+        _reserve(task, option, grid, lanes)
+
+
+# --- telling ----------------------------------------------------------------------------------------------------------
+
+
+def _objective(best: dict[str, Option], tasks: Iterable[Task], world: World) -> float:
+    """Planning currency: energy and carbon, moving, restarting, and what finishing late costs."""
+    total = 0.0
+    for task in tasks:
+        option = best.get(task.job.id)
+        if option is not None:
+            late_h = option.late_s / 3600.0 if task.job.flex.deadline_at is not None else 0.0
+            total += option.cost + late_h * world.settings.late_cost_per_h
+    return total
+
+
+def _bound(task: Task, option: Option, grid: Grid, lanes: dict[str, Lane]) -> float:
+    """No schedule can place this job cheaper: its cheapest slots, whole or in part, in its cheapest region, alone."""
+    least = np.inf
+    lengths = grid.lengths
+    end_s = task.deadline_s if option.late_s <= 0 and option.within_rules else np.inf
+    for name in task.rules:
+        lane = lanes[name]
+        usable = np.clip(np.minimum(grid.edges[1:], end_s) - np.maximum(grid.edges[:-1], task.earliest_s), 0.0, lengths)
+        ranked = np.argsort(lane.rate, kind="stable")
+        taken = np.clip(task.work_s - np.concatenate(([0.0], np.cumsum(usable[ranked])[:-1])), 0.0, usable[ranked])
+        least = min(least, float(np.sum(taken * lane.rate[ranked])) / 3600.0 * task.job.flex.power_w / 1000.0)
+    return min(least, option.cost)
+
+
+def _placement(task: Task, option: Option, world: World, grid: Grid, lanes: dict[str, Lane]) -> Placement:
+    lane, job = lanes[option.region], task.job
+    begins, ends = np.array([i[0] for i in option.intervals]), np.array([i[1] for i in option.intervals])
+    energy_kwh = float(np.sum(ends - begins)) * job.flex.power_w * lane.view.pue / 3.6e6
+    carbon = _integral(lane.carbon, grid, begins, ends)
+    now_in, now_cost = _run_now(task, world, grid, lanes)
+    alternatives = _alternatives(task, option, world, grid, lanes, now_in, now_cost)
+    return Placement(
+        job_id=job.id,
+        region=option.region,
+        intervals=tuple((grid.moment(a), grid.moment(b)) for a, b in option.intervals),
+        cost=option.cost if option.known else None,
+        energy_kwh=energy_kwh,
+        carbon_kg=None if np.isnan(carbon) else carbon / 3600.0 * job.flex.power_w * lane.view.pue / 1e6,
+        late_s=option.late_s if job.flex.deadline_at is not None else 0.0,
+        reason=_sentence(task, option, world, grid, now_in, now_cost),
+        run_now_cost=now_cost,
+        alternatives=alternatives,
+    )
+
+
+def _integral(values: np.ndarray, grid: Grid, begins: np.ndarray, ends: np.ndarray) -> float:
+    """Integral of a slot series over intervals, unit x s; NaN when a part is unknown."""
+    total = 0.0
+    for begin, end in zip(begins, ends, strict=True):
+        overlap = np.clip(np.minimum(grid.edges[1:], end) - np.maximum(grid.edges[:-1], begin), 0.0, None)
+        inside = overlap > 0
+        total += float(np.sum(values[inside] * overlap[inside]))
+    return total
+
+
+def _run_now(task: Task, world: World, grid: Grid, lanes: dict[str, Lane]) -> tuple[str | None, float | None]:
+    """Where the job would run if it started at once, and at what cost (None when unknown): at home, else its first region."""
+    names = list(task.rules)
+    if not names:
+        return None, None
+    home = task.running_in or (world.settings.default_region if world.settings.default_region in names else names[0])
+    lane = lanes[home]
+    begin, end = np.array([task.earliest_s]), np.array([task.earliest_s + task.work_s])
+    if lane.unknown(grid, begin, end)[0]:
+        return home, None
+    return home, float(lane.cost(grid, task.job.flex.power_w, begin, end)[0])
+
+
+def _alternatives(
+    task: Task,
+    option: Option,
+    world: World,
+    grid: Grid,
+    lanes: dict[str, Lane],
+    now_in: str | None,
+    now_cost: float | None,
+) -> tuple[Alternative, ...]:
+    """What the plan would have done otherwise: start now, and the best in each other region, with what each would cost."""
+    found = []
+    start_s = option.intervals[0][0]
+    unit = world.settings.currency
+    if now_in is not None and (now_in != option.region or start_s > task.earliest_s + 1.0):
+        more = None if now_cost is None or not option.known else now_cost - option.cost
+        why = (
+            "its cost is unknown"
+            if more is None
+            else (f"costs {more:.3g} {unit} more" if more > 0 else "has no room for it now")
+        )
+        found.append(Alternative(now_in, grid.moment(task.earliest_s), now_cost, why))
+    for name in task.rules:
+        if name == option.region:
+            continue
+        other = best_in_lane(task, lanes[name], world, grid)
+        if other is None:
+            found.append(Alternative(name, grid.moment(task.earliest_s), None, "has no room for it"))
+        elif other.late_s > 0 >= option.late_s:
+            found.append(Alternative(name, grid.moment(other.intervals[0][0]), other.cost, "would end after the deadline"))
+        else:
+            why = f"costs {other.cost - option.cost:.3g} {unit} more" if other.known else "its cost is unknown"
+            found.append(Alternative(name, grid.moment(other.intervals[0][0]), other.cost if other.known else None, why))
+    return tuple(found[:MAX_ALTERNATIVES])
+
+
+def _sentence(task: Task, option: Option, world: World, grid: Grid, now_in: str | None, now_cost: float | None) -> str:
+    job, settings = task.job, world.settings
+    start = grid.moment(option.intervals[0][0])
+    deadline = f", deadline {hhmm(job.flex.deadline_at)}" if job.flex.deadline_at is not None else ""
+    immediate = option.intervals[0][0] <= task.earliest_s + 1.0
+    if option.note:
+        return f"{option.note}: {option.region} from {hhmm(start)}{deadline}"
+    if option.late_s > 0 and job.flex.deadline_at is not None:
+        return f"cannot end by its deadline any more: earliest in {option.region} from {hhmm(start)}{deadline}"
+    if not option.known:
+        return f"price unknown, so waiting gains nothing it could know of: {option.region} from {hhmm(start)}{deadline}"
+    kwh = job.flex.power_w * task.work_s / 3.6e6
+    rate = f"{option.cost / kwh * 1000:.0f}" if kwh > 0 else "0"
+    with_carbon = f" with carbon at {settings.carbon_price:g} {settings.currency}/t" if settings.carbon_price > 0 else ""
+    unit = f"{settings.currency}/MWh{with_carbon}"
+    chunks = f" in {len(option.intervals)} parts" if len(option.intervals) > 1 else ""
+    if immediate and len(option.intervals) == 1:
+        return f"{option.region} now: {rate} {unit}, no better time or place before it must end{deadline}"
+    against = ""
+    if now_cost is not None and kwh > 0:
+        against = f" against {now_cost / kwh * 1000:.0f} for starting at once in {now_in}"
+    return f"{option.region} from {hhmm(start)}{chunks}: {rate} {unit}{against}{deadline}"

@@ -1,0 +1,258 @@
+"""The log store and the follower: several attempts as one log, whatever happens on the way."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.asyncio.server import Request, Response, ServerConnection, serve
+
+from dispatcher.clusters import Submission
+from dispatcher.clusters.ray_http import RayCluster
+from dispatcher.local_ray import LocalRay
+from dispatcher.logs import LogFollower, LogStore
+from dispatcher.store import Attempt
+from tests.helpers import free_port
+
+AT = datetime(2026, 3, 1, 12, 30, tzinfo=UTC)
+HEAD_2 = "--- attempt 2 in region north, 2026-03-01 12:30:00 UTC ---\n"
+
+
+def attempt(number: int = 1, job_id: str = "job") -> Attempt:
+    return Attempt(job_id, number, "north", f"{job_id}-{number}", AT)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LogStore:
+    return LogStore(tmp_path / "logs")
+
+
+async def until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def collect(store: LogStore, ended: Callable[[], bool]) -> str:
+    return "".join([piece async for piece in store.tail("job", ended)])
+
+
+def test_one_attempt_reads_as_it_is(store: LogStore) -> None:
+    store.begin("job", 1, "north", AT)
+    store.append("job", 1, b"one\n")
+    store.append("job", 1, b"two\n")
+    assert store.read_all("job") == "one\ntwo\n"
+    assert store.size("job", 1) == 8
+    assert store.read_all("nobody") == ""
+
+
+def test_later_attempts_stand_under_a_line(store: LogStore) -> None:
+    store.append("job", 1, b"no newline")
+    store.begin("job", 2, "north", AT)
+    store.append("job", 2, b"two\n")
+    assert store.read_all("job") == f"no newline\n{HEAD_2}two\n"
+    store.append("job", 10, b"ten\n")
+    assert store.read_all("job").endswith("two\nten\n")
+
+
+def test_replace_and_delete(store: LogStore, tmp_path: Path) -> None:
+    store.append("job", 1, b"half")
+    store.replace("job", 1, b"the whole\n")
+    assert store.read_all("job") == "the whole\n"
+    assert [p.name for p in (tmp_path / "logs" / "job").iterdir()] == ["1.log"]
+    store.delete("job")
+    store.delete("job")
+    assert store.read_all("job") == ""
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "../x"])
+def test_a_name_cannot_lead_out_of_the_folder(store: LogStore, name: str) -> None:
+    with pytest.raises(ValueError, match="not a job id"):
+        store.append(name, 1, b"x")
+
+
+def test_a_log_is_cut_at_its_limit_between_characters(tmp_path: Path) -> None:
+    store = LogStore(tmp_path, max_bytes=10)
+    store.append("job", 1, b"12345678")
+    store.append("job", 1, "9éé".encode())
+    store.append("job", 1, b"more")
+    text = store.read_all("job")
+    assert text.startswith("123456789\n--- the log is cut here: only its first 10 bytes")
+    assert text.count("cut here") == 1
+    assert store.is_full("job", 1)
+    store.replace("job", 1, b"x" * 100)
+    assert store.read_all("job").startswith("x" * 10 + "\n---")
+
+
+def test_tail_gives_the_same_text_as_reading(store: LogStore) -> None:
+    async def story() -> str:
+        ended = False
+        store.begin("job", 1, "north", AT)
+        store.append("job", 1, "hé".encode()[:-1])
+        reading = asyncio.create_task(collect(store, lambda: ended))
+        await asyncio.sleep(0)
+        store.append("job", 1, "hé".encode()[-1:] + b" one")
+        store.settle("job", 1)
+        store.begin("job", 2, "north", AT)
+        store.append("job", 2, b"two\n")
+        ended = True
+        # The job has ended, and its last lines come only now.
+        await asyncio.sleep(0.3)
+        assert not reading.done()
+        store.replace("job", 2, b"two\nthree\n")
+        store.settle("job", 2)
+        return await reading
+
+    text = asyncio.run(story())
+    assert text == f"hé one\n{HEAD_2}two\nthree\n"
+    assert text == store.read_all("job")
+
+
+def test_tail_of_a_big_log_comes_in_pieces(store: LogStore) -> None:
+    store.append("job", 1, "é".encode() * 200_000)
+
+    async def story() -> list[str]:
+        return [piece async for piece in store.tail("job", lambda: True)]
+
+    pieces = asyncio.run(story())
+    assert len(pieces) > 3
+    assert "".join(pieces) == "é" * 200_000
+
+
+class FakeRay:
+    """A websocket tail and the whole log over HTTP, as Ray serves them."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.tails = 0
+        self.whole: str | None = None
+        self.broken = 0
+        self.cut_after: int | None = None
+        self.port = free_port()
+        self.headers: list[str | None] = []
+
+    async def tail(self, ws: ServerConnection) -> None:
+        self.tails += 1
+        sent = 0
+        while True:
+            for line in self.lines[sent:]:
+                await ws.send(line)
+                sent += 1
+            if self.cut_after is not None and sent >= self.cut_after:
+                self.cut_after = None
+                ws.transport.abort()
+                return
+            await asyncio.sleep(0.01)
+
+    def http(self, ws: ServerConnection, request: Request) -> Response | None:
+        self.headers.append(request.headers.get("Authorization"))
+        if self.broken > 0:
+            self.broken -= 1
+            return ws.respond(HTTPStatus.BAD_GATEWAY, "no")
+        if request.path.endswith("/logs/tail"):
+            return None
+        if self.whole is None:
+            return ws.respond(HTTPStatus.NOT_FOUND, "Job job-1 does not exist")
+        return ws.respond(HTTPStatus.OK, json.dumps({"logs": self.whole}))
+
+    async def run(self, store: LogStore, story: Callable[[LogFollower], Coroutine[Any, Any, None]]) -> None:
+        follower = LogFollower(store, lambda region: (f"http://127.0.0.1:{self.port}", "tok"))
+        async with serve(self.tail, "127.0.0.1", self.port, process_request=self.http):
+            running = asyncio.create_task(follower.run())
+            try:
+                await story(follower)
+            finally:
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+
+
+@pytest.fixture
+def ray() -> FakeRay:
+    return FakeRay()
+
+
+def test_a_cut_tail_goes_on_where_it_was(store: LogStore, ray: FakeRay) -> None:
+    ray.lines, ray.cut_after, ray.broken = ["é one\n", "two\n"], 2, 1
+
+    async def story(follower: LogFollower) -> None:
+        thread = threading.Thread(target=follower.watch, args=(attempt(),))
+        thread.start()
+        thread.join()
+        await until(lambda: ray.tails == 2)
+        ray.lines.append("three\n")
+        await until(lambda: store.read_all("job") == "é one\ntwo\nthree\n")
+        follower.unwatch("job-1")
+        ray.lines.append("unseen\n")
+        await until(lambda: store.is_settled("job"))
+
+    asyncio.run(ray.run(store, story))
+    assert store.read_all("job") == "é one\ntwo\nthree\n"
+    assert set(ray.headers) == {"Bearer tok"}
+
+
+def test_a_follower_that_starts_anew_skips_what_is_held(store: LogStore, ray: FakeRay) -> None:
+    store.append("job", 1, b"one\ntw")
+    ray.lines = ["one\n", "two\n"]
+
+    async def story(follower: LogFollower) -> None:
+        follower.watch(attempt())
+        await until(lambda: store.size("job", 1) == 8)
+
+    asyncio.run(ray.run(store, story))
+    assert store.read_all("job") == "one\ntwo\n"
+
+
+@pytest.mark.parametrize(
+    ("whole", "after"), [("one\ntwo\nlast\n", "one\ntwo\nlast\n"), ("one\n", "one\ntwo\n"), (None, "one\ntwo\n")]
+)
+def test_the_final_fetch_takes_more_but_never_less(store: LogStore, ray: FakeRay, whole: str | None, after: str) -> None:
+    store.append("job", 1, b"one\ntwo\n")
+    ray.whole = whole
+
+    async def story(follower: LogFollower) -> None:
+        follower.finish(attempt())
+        assert not store.is_settled("job")
+        await until(lambda: store.is_settled("job"))
+
+    asyncio.run(ray.run(store, story))
+    assert store.read_all("job") == after
+
+
+def test_a_cluster_that_is_gone_leaves_what_is_held(store: LogStore) -> None:
+    store.append("job", 1, b"one\n")
+    follower = LogFollower(store, lambda region: (f"http://127.0.0.1:{free_port()}", None))
+    asyncio.run(follower.finalize(attempt()))
+    assert store.read_all("job") == "one\n"
+    assert store.is_settled("job")
+
+
+@pytest.mark.real
+def test_a_real_log_is_followed_to_its_end(store: LogStore, head: LocalRay) -> None:
+    cluster = RayCluster("north", head.address, None)
+    cluster.submit(Submission("job-1", "echo first; sleep 2; echo last", {}, {}), {}, maybe_sent=False)
+
+    async def story() -> str:
+        follower = LogFollower(store, lambda region: (head.address, None))
+        running = asyncio.create_task(follower.run())
+        follower.watch(attempt())
+        await until(lambda: "first\n" in store.read_all("job"), 60)
+        assert "last\n" not in store.read_all("job")
+
+        def ended() -> bool:
+            status = cluster.statuses(["job-1"])["job-1"]
+            return status is not None and status.ended_at is not None
+
+        await until(ended, 60)
+        follower.finish(attempt())
+        text = await collect(store, lambda: True)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        return text
+
+    assert asyncio.run(story()) == cluster.logs("job-1")
+    cluster.close()

@@ -1,0 +1,31 @@
+"""The runner of all benchmarks: its table, and what it says of one that fails."""
+
+from pathlib import Path
+
+from tests.benchmarks.__main__ import run, table
+
+RESULT = {
+    "name": "x",
+    "figures": {"rate_per_s": 512.0, "other": 1.5},
+    "targets": [
+        {"figure": "rate_per_s", "op": ">=", "limit": 500, "ok": True},
+        {"figure": "lost", "op": "<=", "limit": 0, "ok": False},
+    ],
+    "method": "how",
+    "machine": "where",
+}
+
+
+def test_a_row_a_figure_and_one_for_a_target_without_figure() -> None:
+    rows = table([RESULT]).splitlines()
+    assert "| x | rate_per_s | 512 | >= 500 | yes |" in rows and "| x | other | 1.5 |  |  |" in rows
+    assert "| x | lost | missing | <= 0 | no |" in rows and rows[-1] == "- x: how (where)"
+
+
+def test_a_benchmark_that_breaks_is_a_row_too(tmp_path: Path) -> None:
+    script = tmp_path / "bench_sad.py"
+    script.write_text("raise SystemExit('no luck')")
+    result = run(script, [])
+    assert result["name"] == "sad" and "exit code 1" in table([result])
+    script.write_text('print(\'words\')\nprint(\'{"figures": {}, "name": "sad", "targets": []}\')')
+    assert run(script, [])["figures"] == {}

@@ -1,0 +1,267 @@
+"""``gridshift doctor``: what it finds, and that each fault comes with its remedy."""
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from dispatcher import doctor
+from dispatcher.config import Config, load
+from dispatcher.store.migrate import upgrade
+from tests.helpers import free_port
+
+NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+
+
+@dataclass
+class Answer:
+    status: int = 200
+    body: object = field(default_factory=lambda: {"ray_version": "2.60.0", "version": "4", "session_name": "s"})
+    date: datetime = NOW
+    token: str | None = None
+
+
+@contextmanager
+def http(answer: Answer) -> Iterator[int]:
+    """A server on loopback that gives one answer, whatever is asked."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            given = self.headers.get("Authorization", "").removeprefix("Bearer ")
+            status = answer.status if answer.token in (None, given) else 403 if given else 401
+            self.send_response_only(status)
+            self.send_header("Date", format_datetime(answer.date, usegmt=True))
+            self.end_headers()
+            self.wfile.write(json.dumps(answer.body).encode())
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture(autouse=True)
+def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(doctor, "_gpus", lambda region, token: ", 8 GPUs")
+    for name in list(os.environ):
+        if name.startswith("GRIDSHIFT_") and "__" in name:
+            monkeypatch.delenv(name)
+
+
+def config(text: str = "", **environ: str) -> Config:
+    path = Path("gridshift.toml")
+    path.write_text(text)
+    return load(path, environ)
+
+
+def region(port: int, more: str = "") -> str:
+    return f'[[region]]\nname = "eu"\naddress = "http://127.0.0.1:{port}"\n{more}'
+
+
+def lines(findings: Iterator[doctor.Finding]) -> list[tuple[str, str, str]]:
+    found = list(findings)
+    assert all(finding.remedy or finding.level == "ok" or "; " in finding.says or finding.what == "config" for finding in found)
+    return [(finding.level, finding.says, finding.remedy) for finding in found]
+
+
+def check_region(answer: Answer, more: str = "") -> list[tuple[str, str, str]]:
+    with http(answer) as port:
+        made = config(region(port, more))
+        return lines(doctor.check_region(made, made.regions[0], lambda: NOW))
+
+
+def test_a_cluster_that_is_well() -> None:
+    [(level, says, _)] = check_region(Answer())
+    assert level == "ok" and "Ray 2.60.0, 8 GPUs" in says
+
+
+def test_a_cluster_that_is_not_there() -> None:
+    made = config(region(free_port()))
+    [(level, says, remedy)] = lines(doctor.check_region(made, made.regions[0], lambda: NOW))
+    assert level == "fail" and "cannot be reached" in says and "start that cluster" in remedy
+
+
+def test_tokens_of_a_cluster(tmp_path: Path) -> None:
+    (tmp_path / "t").write_text("right")
+    [(level, says, _)] = check_region(Answer(token="right"), 'token_file = "t"')
+    assert level == "ok" and says.endswith("takes our token")
+    [(level, says, remedy)] = check_region(Answer(token="right"))
+    assert level == "fail" and "wants a Ray token" in says and "token_env or token_file" in remedy
+    (tmp_path / "t").write_text("wrong")
+    [(level, says, _)] = check_region(Answer(token="right"), 'token_file = "t"')
+    assert level == "fail" and "refuses our Ray token" in says and "wrong" not in says
+
+
+@pytest.mark.parametrize("body", [[], {"hello": 1}, "text", None])
+def test_something_else_at_the_address(body: object) -> None:
+    [(level, says, remedy)] = check_region(Answer(body=body))
+    assert level == "fail" and "not as Ray's dashboard" in says and "8265" in remedy
+
+
+def test_a_control_plane_at_the_address() -> None:
+    [(level, says, _)] = check_region(Answer(body={"ray_version": "2.60.0+gridshift"}))
+    assert level == "fail" and "is a gridshift control plane" in says
+
+
+@pytest.mark.parametrize(
+    ("off_s", "expected"),
+    [
+        (0, None),
+        (4, None),
+        (-5, None),
+        (30, ("warn", "30 s ahead")),
+        (-31, ("warn", "30 s behind")),
+        (600, ("fail", "600 s ahead")),
+        (-601, ("fail", "600 s behind")),
+    ],
+)
+def test_clock_skew(off_s: int, expected: tuple[str, str] | None) -> None:
+    found = check_region(Answer(date=NOW + timedelta(seconds=off_s)))
+    if expected is None:
+        assert len(found) == 1
+    else:
+        assert found[1][0] == expected[0] and expected[1] in found[1][1] and "NTP" in found[1][2]
+
+
+def test_secrets_that_are_missing_or_open_to_all(tmp_path: Path) -> None:
+    open_file = tmp_path / "t"
+    open_file.write_text("x")
+    open_file.chmod(0o644)
+    made = config(region(1, 'token_file = "t"\n') + '[[webhook]]\nsource = "u"\nsecret_env = "NOT_SET_ANYWHERE"\n')
+    found = lines(doctor.check_config(made))
+    assert ("warn", f"region eu: token: others on this machine can read {open_file}", f"chmod 600 {open_file}") in found
+    assert any(level == "fail" and "NOT_SET_ANYWHERE is not set" in says for level, says, _ in found)
+    open_file.chmod(0o600)
+    assert not any("can read" in says for _, says, _ in lines(doctor.check_config(made)))
+
+
+def test_replay_and_unreachable_public_url_are_said() -> None:
+    made = config(
+        '[[region]]\nname = "eu"\naddress = "http://10.0.0.1:8265"\n[replay]\nstart = "2023-05-01T00:00Z"\nspeed = 720\n'
+    )
+    found = lines(doctor.check_config(made))
+    assert [level for level, _, _ in found] == ["ok", "warn", "warn"]
+    assert "replay from 2023-05-01 00:00Z at 720 times" in found[1][1] and "public_url" in found[2][1]
+
+
+def test_data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    [(level, says, _)] = lines(doctor.check_data_dir(config()))
+    assert level == "ok" and "made on start" in says and not (tmp_path / ".gridshift").exists()
+    (tmp_path / "file").write_text("")
+    [(level, says, remedy)] = lines(doctor.check_data_dir(config('[server]\ndata_dir = "file"\n')))
+    assert level == "fail" and "cannot be written" in says and "data_dir" in remedy
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "gridshift.toml"]
+    usage = type("Usage", (), {"free": 10**8})
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: usage)
+    [(level, _, remedy)] = lines(doctor.check_data_dir(config()))
+    assert level == "fail" and "free some space" in remedy
+
+
+def test_database_before_and_after_its_first_start(tmp_path: Path) -> None:
+    made = config()
+    found = lines(doctor.check_database(made))
+    assert found[0][0] == "ok" and found[0][1].endswith("is not there yet; it is made on start")
+    upgrade(made.database_url({}))
+    found = lines(doctor.check_database(made))
+    assert found[0][0] == "ok" and "has the present schema and can be written" in found[0][1]
+    assert found[1][:2] == ("ok", "listens on 127.0.0.1 only")
+
+
+def test_databases_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "x.db").write_text("this is no database" * 100)
+    found = lines(doctor.check_database(config('[server]\ndatabase_url = "sqlite:///x.db"\n')))
+    assert found[0][0] == "fail" and "cannot be used" in found[0][1]
+    (tmp_path / "empty.db").touch()
+    found = lines(doctor.check_database(config('[server]\ndatabase_url = "sqlite:///empty.db"\n')))
+    assert found[0][0] == "warn" and "gridshift db upgrade" in found[0][2]
+    port = free_port()
+    found = lines(doctor.check_database(config(f'[server]\ndatabase_url = "postgresql://u:hunter2@127.0.0.1:{port}/x"\n')))
+    assert found[0][0] == "fail" and "cannot be used" in found[0][1] and "hunter2" not in str(found)
+
+
+def test_postgres(postgres_url: str) -> None:
+    found = lines(doctor.check_database(config("", GRIDSHIFT_SERVER__DATABASE_URL=postgres_url)))
+    assert found[0][0] == "ok" and "can be written" in found[0][1]
+
+
+def test_another_host_without_tokens() -> None:
+    found = lines(doctor.check_database(config('[server]\nhost = "0.0.0.0"\n')))
+    assert found[1][0] == "fail" and "no API token" in found[1][1] and "gridshift tokens create" in found[1][2]
+
+
+def test_port() -> None:
+    port = free_port()
+    text = f"[server]\nport = {port}\n"
+    assert lines(doctor.check_port(config(text))) == [("ok", f"127.0.0.1:{port} is free", "")]
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", port))
+        other.listen()
+        other.settimeout(0.1)
+        [(level, says, remedy)] = lines(doctor.check_port(config(text)))
+    assert level == "fail" and "cannot listen" in says and "server.port" in remedy
+
+
+def test_port_that_is_ours_already() -> None:
+    with http(Answer(body={"energy_basis": "modelled"})) as port:
+        [(level, says, _)] = lines(doctor.check_port(config(f"[server]\nport = {port}\n")))
+    assert level == "ok" and "control plane listens" in says
+    with http(Answer(body={"hello": 1})) as port:
+        assert lines(doctor.check_port(config(f"[server]\nport = {port}\n")))[0][0] == "fail"
+
+
+def feeds(more: str, head: str = "") -> list[tuple[str, str, str]]:
+    made = config(head + region(1, more))
+    return lines(doctor.check_feeds(made, made.regions[0], NOW))
+
+
+def test_feeds(tmp_path: Path) -> None:
+    found = feeds('[[region.price]]\nfeed = "synthetic"\n')
+    assert found[0][0] == "ok" and "known until" in found[0][1]
+    assert found[1][0] == "warn" and "none is configured" in found[1][1]
+    (tmp_path / "old.csv").write_text("datetime,price EUR/MWh\n2020-01-01T00:00:00Z,50\n2020-01-01T01:00:00Z,60\n")
+    found = feeds('[[region.price]]\nfeed = "csv"\nfile = "old.csv"\ncurrency = "EUR"\n[[region.carbon]]\nfeed = "synthetic"\n')
+    assert [level for level, _, _ in found] == ["warn", "fail", "ok"]
+    with http(Answer(status=500)) as port:
+        made = f'[[region.carbon]]\nfeed = "gb_carbon"\nbase_url = "http://127.0.0.1:{port}"\n'
+        found = feeds(made + '[[region.carbon]]\nfeed = "synthetic"\n')
+    assert [level for level, _, _ in found] == ["warn", "warn", "ok"]
+
+
+def test_the_whole_in_words_and_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    with http(Answer(date=datetime.now(UTC))) as port:
+        chains = '[[region.price]]\nfeed = "synthetic"\n[[region.carbon]]\nfeed = "synthetic"\n'
+        config(f"[server]\nport = {free_port()}\n" + region(port, chains))
+        assert doctor.main(None, as_json=True) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert told["ok"] and all(finding["level"] == "ok" for finding in told["findings"])
+        assert doctor.main(None, as_json=False) == 0
+    words = capsys.readouterr()
+    assert words.out.startswith("ok    config") and "nothing stands in the way" in words.err
+    assert doctor.main(None, as_json=False) == 1  # the cluster is gone
+    words = capsys.readouterr()
+    assert "fail  region eu" in words.out and "-> start that cluster" in words.out
+
+
+def test_a_wrong_configuration_is_a_finding_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("gridshift.toml").write_text("[server]\nprot = 1\nhots = 2\n")
+    assert doctor.main(None, as_json=True) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert [finding["what"] for finding in told["findings"]] == ["config", "config"] and "did you mean 'port'" in str(told)

@@ -1,0 +1,413 @@
+"""A control plane for tests of the console: a night of prices, carbon, a plan and twenty jobs, held in memory."""
+
+import json
+import math
+import threading
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+NOW = datetime(2026, 3, 3, 3, 12, 5, tzinfo=UTC)
+SLOT = timedelta(minutes=15)
+START = datetime(2026, 3, 3, 3, 0, tzinfo=UTC)
+SLOTS = 192
+Json = dict[str, Any]
+
+
+def iso(at: datetime | None) -> str | None:
+    """As the API writes times."""
+    return None if at is None else at.isoformat()
+
+
+def price(region: str, i: int) -> float | None:
+    """A price a slot: cheap at night and noon, with negative hours in the north; two unknown hours in the west."""
+    hour = (3 + i / 4) % 24
+    wave = math.cos((hour - 18) / 24 * 2 * math.pi)
+    if region == "eu-west":
+        return None if 60 <= i < 68 else round(74 + 46 * wave + 14 * math.cos(hour / 12 * 2 * math.pi), 2)
+    return round(28 + 36 * math.cos((hour - 19) / 24 * 2 * math.pi), 2)
+
+
+def carbon(region: str, i: int) -> float:
+    """Carbon a slot."""
+    hour = (3 + i / 4) % 24
+    return round((310 if region == "eu-west" else 46) * (1 + 0.3 * math.cos((hour - 19) / 24 * 2 * math.pi)), 1)
+
+
+def job(n: int, state: str, reason: str, **more: Any) -> Json:
+    """A job with everything that the API tells."""
+    base: Json = {
+        "id": f"gs-{0x7A3C91D2B5E0 + 977 * n:012x}",
+        "state": state,
+        "reason": reason,
+        "entrypoint": f"python train.py --config configs/run_{n}.yaml --epochs 40",
+        "metadata": {"gridshift.deadline": "8h"},
+        "region": None,
+        "attempt": 0,
+        "submitted_at": iso(NOW - timedelta(minutes=30 + 11 * n)),
+        "started_at": None,
+        "finished_at": None,
+        "planned_region": None,
+        "planned_start_at": None,
+        "deadline_at": iso(NOW + timedelta(hours=6 + n)),
+        "earliest_at": None,
+        "runtime_s": 7200.0,
+        "remaining_s": 7200.0 if state not in ("succeeded", "failed", "cancelled") else 0.0,
+        "gpus": 2.0,
+        "power_w": 900.0,
+        "pausable": "checkpoint",
+        "tier": "flex-1",
+        "priority": 0,
+        "team": ("vision", "speech", "ops")[n % 3],
+        "group": "nightly",
+        "flexible": True,
+        "held": False,
+        "cancel_requested": False,
+        "pauses": 0,
+        "energy_kwh": None,
+        "cost": None,
+        "cost_currency": None,
+        "carbon_kg": None,
+        "error_type": None,
+        "exit_code": None,
+        "has_result": False,
+    }
+    if state in ("running", "pausing", "launching", "succeeded", "failed"):
+        base |= {"region": "nordics", "attempt": 1, "started_at": iso(NOW - timedelta(minutes=20))}
+    if state in ("succeeded", "failed"):
+        base |= {"finished_at": iso(NOW - timedelta(minutes=3)), "energy_kwh": 1.82, "cost": 0.071, "cost_currency": "EUR"}
+        base |= {"carbon_kg": 0.084}
+    return base | more
+
+
+def some_jobs() -> list[Json]:
+    """Twenty jobs, some in every state."""
+    waits = "waits for the cheapest hours before its deadline: nordics from 11:00 costs 0.11 EUR, starting now 0.48 EUR"
+    jobs = [job(n, "running", "runs in the cheapest region until its work is done") for n in range(3)]
+    jobs += [job(3, "running", "the last safe moment to start had come", region="eu-west", held=False)]
+    jobs += [job(4, "pausing", "asked for a checkpoint: power budget 3.0 kW in nordics until 06:00 (grid scarcity)")]
+    jobs += [job(5, "launching", "its planned start has come", region="nordics")]
+    paused = "paused: power budget 3.0 kW in nordics until 06:00; resumes in eu-west at 04:30"
+    jobs += [
+        job(
+            n,
+            "paused",
+            paused,
+            attempt=1,
+            pauses=1,
+            planned_region="eu-west",
+            planned_start_at=iso(NOW + timedelta(minutes=78)),
+        )
+        for n in (6, 7)
+    ]
+    jobs += [job(8, "paused", "held by its owner until resumed", held=True, attempt=1, region="eu-west", pauses=2)]
+    jobs += [
+        job(
+            n, "queued", waits, planned_region="nordics", planned_start_at=iso(START + timedelta(hours=8, minutes=15 * (n - 9)))
+        )
+        for n in range(9, 14)
+    ]
+    jobs += [job(14, "queued", "no room: needs 16 GPUs, the largest region has 12", gpus=16.0, team="<b>ops</b>")]
+    jobs += [job(15, "succeeded", "it ended well"), job(16, "succeeded", "it ended well")]
+    jobs += [job(17, "failed", "exit code 1: CUDA out of memory on node 3", error_type="JobFailed", exit_code=1)]
+    jobs += [job(18, "cancelled", "cancelled before it started", finished_at=iso(NOW - timedelta(hours=1)))]
+    jobs += [job(19, "succeeded", "it ended well", pauses=1, attempt=2)]
+    return jobs
+
+
+class FakeControlPlane:
+    """Listens on loopback from start() to stop(), at the same port each time; ``posts`` are the requests that changed it."""
+
+    def __init__(self) -> None:
+        self.jobs = some_jobs()
+        self.posts: list[str] = []
+        self.tokens: set[str | None] = set()
+        self.replay, self.speed = False, 1.0
+        self.regions_known, self.planned, self.alarmed = True, True, True
+        self.refuse: dict[str, tuple[int, Json]] = {}
+        self.token: str | None = None
+        self._port = 0
+        self._server: ThreadingHTTPServer | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self._port}"
+
+    def start(self) -> "FakeControlPlane":
+        """Listen."""
+        plane = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *args: Any) -> None:
+                pass
+
+            def _any(self) -> None:
+                self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                status, value = plane._answer(self.command, self.path, self.headers.get("Authorization"))
+                body = json.dumps(value).encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            do_GET = do_POST = _any
+
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+            connections: set[Any]
+
+            def finish_request(self, request: Any, client_address: Any) -> None:
+                plane._connections.add(request)
+                try:
+                    super().finish_request(request, client_address)
+                finally:
+                    plane._connections.discard(request)
+
+            def handle_error(self, request: Any, client_address: Any) -> None:
+                pass  # a client went away
+
+        self._connections: set[Any] = set()
+        self._server = Server(("127.0.0.1", self._port), Handler)
+        self._port = self._server.server_address[1]
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Stop listening, and cut the connections that are open."""
+        if self._server is not None and self._thread is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            for connection in list(self._connections):
+                try:
+                    connection.shutdown(2)
+                except OSError:
+                    continue  # it is gone already
+            self._thread.join()
+        self._server = self._thread = None
+
+    # --- answers ------------------------------------------------------------------------------------------------------
+
+    def _answer(self, method: str, target: str, authorization: str | None) -> tuple[int, Json]:
+        parts = urlsplit(target)
+        query = {key: values[0] for key, values in parse_qs(parts.query).items()}
+        path = unquote(parts.path)
+        self.tokens.add(authorization)
+        if self.token is not None and authorization != f"Bearer {self.token}":
+            return 401, {"error": {"message": "this needs an API token", "problems": []}}
+        if path in self.refuse:
+            return self.refuse[path]
+        if method == "POST":
+            return self._act(path)
+        match path.strip("/").split("/")[1:]:
+            case ["status"]:
+                return 200, self.status()
+            case ["regions"]:
+                return 200, {"regions": self.regions() if self.regions_known else []}
+            case ["events"]:
+                return 200, {"events": self.events() if self.alarmed else []}
+            case ["savings"]:
+                return 200, self.savings()
+            case ["signals"]:
+                return self.signals(query)
+            case ["plan"]:
+                return (200, self.plan()) if self.planned else self._missing("there is no plan yet")
+            case ["plan", job_id]:
+                return self._explain(job_id)
+            case ["jobs"]:
+                return 200, self._page(query)
+            case ["jobs", job_id]:
+                return self._one(job_id)
+            case ["jobs", job_id, "events"]:
+                return 200, {"events": self._history(job_id)}
+        return self._missing(f"no {path} here")
+
+    def _missing(self, message: str) -> tuple[int, Json]:
+        return 404, {"error": {"message": message, "problems": []}}
+
+    def _find(self, job_id: str) -> Json | None:
+        return next((one for one in self.jobs if one["id"] == job_id), None)
+
+    def _act(self, path: str) -> tuple[int, Json]:
+        _, _, job_id, verb = path.strip("/").split("/")
+        self.posts.append(f"{verb} {job_id}")
+        found = self._find(job_id)
+        if found is None:
+            return self._missing(f"there is no job {job_id}")
+        if verb == "pause" and found["pausable"] == "no":
+            return 409, {"error": {"message": f"job {job_id} cannot be paused while it runs", "problems": []}}
+        found |= {"cancel": {"cancel_requested": True}, "pause": {"held": True}, "resume": {"held": False}}[verb]
+        return 200, found
+
+    def _page(self, query: dict[str, str]) -> Json:
+        wanted = [
+            one for one in self.jobs if query.get("state") in (None, one["state"]) and query.get("team") in (None, one["team"])
+        ]
+        first, size = int(query.get("cursor") or 0), int(query.get("limit") or 100)
+        more = first + size < len(wanted)
+        return {"jobs": wanted[first : first + size], "next_cursor": str(first + size) if more else None}
+
+    def _one(self, job_id: str) -> tuple[int, Json]:
+        found = self._find(job_id)
+        if found is None:
+            return self._missing(f"there is no job {job_id}")
+        tries = [
+            {
+                "attempt": n,
+                "region": "nordics" if n == found["attempt"] else "eu-west",
+                "submission_id": f"{job_id}-{n}",
+                "launched_at": iso(NOW - timedelta(minutes=21 * (3 - n))),
+                "accepted_at": None,
+                "started_at": iso(NOW - timedelta(minutes=20)),
+                "ended_at": None if found["state"] == "running" else iso(NOW - timedelta(minutes=2)),
+                "outcome": None if found["state"] == "running" else "stopped",
+                "message": "" if found["state"] == "running" else "stopped after its checkpoint was saved",
+            }
+            for n in range(1, found["attempt"] + 1)
+        ]
+        return 200, {**found, "attempts": tries}
+
+    def _history(self, job_id: str) -> list[Json]:
+        found = self._find(job_id)
+        state = found["state"] if found else "queued"
+        told = [("submitted", None, "queued", "submitted with a deadline"), ("plan", "queued", "queued", "planned")]
+        if state != "queued":
+            told += [("state", "queued", "launching", "its planned start has come")]
+            told += [("state", "launching", "running", "the cluster runs it")]
+        return [
+            {"seq": i, "at": iso(NOW - timedelta(minutes=30 - i)), "kind": kind, "old_state": old, "new_state": new}
+            | {"reason": reason, "attempt": 0, "region": None}
+            for i, (kind, old, new, reason) in enumerate(told)
+        ]
+
+    def status(self) -> Json:
+        """GET /v1/status."""
+        counts: dict[str, int] = {}
+        for one in self.jobs:
+            counts[one["state"]] = counts.get(one["state"], 0) + 1
+        unreachable = "us-east does not answer: connection refused (10.8.0.7:8265); its 2 jobs are unknown, nothing new is sent"
+        alarm = {
+            "key": "unreachable us-east",
+            "region": "us-east",
+            "sentence": unreachable,
+            "since": iso(NOW - timedelta(minutes=7)),
+        }
+        loop = {"name": "control", "period_s": 1.0, "last_run_at": iso(NOW), "last_s": 0.03, "runs": 9000, "last_error": None}
+        return {
+            "now": iso(NOW),
+            "speed": self.speed,
+            "version": "0.1.0",
+            "counts": counts,
+            "loops": [loop],
+            "alarms": [alarm] if self.alarmed else [],
+            "energy_basis": "modelled",
+            "replay": self.replay,
+        }
+
+    def regions(self) -> list[Json]:
+        """GET /v1/regions: two that answer, one that does not and whose carbon is unknown."""
+
+        def one(name: str, **more: Any) -> Json:
+            base: Json = {"name": name, "address": "http://10.8.0.5:8265", "reachable": True, "observed_at": iso(NOW)}
+            base |= {"error": None, "ray_version": "2.50.1", "gpus": 8.0, "gpus_used": 2.0, "jobs_running": 1}
+            base |= {"draw_w": 1080.0, "power_limit_w": None, "budget_w": None, "currency": "EUR", "pue": 1.2}
+            source = "energy_charts" if name == "eu-west" else "synthetic"
+            base["price"] = {"unit": "EUR/MWh", "source": source, "now": price(name, 0), "basis": "forecast"}
+            base["carbon"] = {"unit": "gCO2e/kWh", "source": "synthetic", "now": carbon(name, 0), "basis": "synthetic"}
+            return base | more
+
+        gone = "connection refused (10.8.0.7:8265)"
+        away = {"reachable": False, "error": gone, "observed_at": iso(NOW - timedelta(minutes=7)), "carbon": None}
+        away["price"] = {"unit": "EUR/MWh", "source": "csv us.csv", "now": None, "basis": "unknown"}
+        nordics = {
+            "gpus": 12.0,
+            "gpus_used": 8.0,
+            "jobs_running": 4,
+            "draw_w": 4320.0,
+            "budget_w": 3000.0,
+            "power_limit_w": 9000.0,
+        }
+        return [one("eu-west", power_limit_w=6000.0), one("nordics", **nordics), one("us-east", **away)]
+
+    def events(self) -> list[Json]:
+        """GET /v1/events."""
+
+        def one(event_id: str, region: str, state: str, start: datetime, end: datetime | None, limit_w: float) -> Json:
+            base: Json = {"source": "utility", "event_id": event_id, "version": 1, "region": region, "start": iso(start)}
+            base |= {"end": iso(end), "limit_w": limit_w, "state": state, "received_at": iso(NOW), "test": False}
+            return base | {"reason": "grid scarcity"}
+
+        six = NOW.replace(hour=6, minute=0, second=0)
+        return [
+            one("evt-20260303-01", "nordics", "active", six - timedelta(hours=3), six, 3000.0),
+            one("evt-20260303-02", "eu-west", "scheduled", six + timedelta(hours=12), six + timedelta(hours=14), 2000.0),
+            one("evt-20260302-07", "nordics", "expired", six - timedelta(hours=20), six - timedelta(hours=18), 5000.0),
+        ]
+
+    def savings(self) -> Json:
+        """GET /v1/savings."""
+        totals = {"jobs": 5, "energy_kwh": 9.1, "cost": 0.36, "cost_run_now": 0.93, "carbon_kg": 0.42, "carbon_kg_run_now": 2.7}
+        caveat = "energy is modelled from each job's expected draw, not metered"
+        return {"energy_basis": "modelled", "currency": "EUR", "totals": totals | {"deadline_misses": 0}, "caveats": [caveat]}
+
+    def signals(self, query: dict[str, str]) -> tuple[int, Json]:
+        """GET /v1/signals."""
+        region, kind = query["region"], query["kind"]
+        if region == "us-east":
+            return self._missing(f"region {region} has no {kind}")
+        value = price if kind == "price" else carbon
+        values = [value(region, i) for i in range(SLOTS)]
+        basis = ["unknown" if v is None else "forecast" for v in values]
+        unit = "EUR/MWh" if kind == "price" else "gCO2e/kWh"
+        answer = {"region": region, "kind": kind, "unit": unit, "source": "energy_charts", "start": iso(START)}
+        return 200, answer | {"slot_s": 900, "values": values, "basis": basis}
+
+    def plan(self) -> Json:
+        """GET /v1/plan."""
+        placements = []
+        for i, one in enumerate(self.jobs):
+            if one["state"] in ("succeeded", "failed", "cancelled") or one["gpus"] > 12 or one["held"]:
+                continue
+            begin = datetime.fromisoformat(one["planned_start_at"]) if one["planned_start_at"] else START
+            spans = [
+                [iso(begin), iso(begin + timedelta(hours=1))],
+                [iso(begin + timedelta(hours=1)), iso(begin + timedelta(hours=2))],
+            ]
+            region = one["planned_region"] or one["region"] or "nordics"
+            placements.append(
+                {"job_id": one["id"], "region": region, "intervals": spans, "cost": 0.11, "run_now_cost": 0.48}
+                | {"energy_kwh": 2.16, "carbon_kg": 0.1, "late_s": 1500.0 if i == 13 else 0.0, "reason": one["reason"]}
+            )
+        unplaced = {one["id"]: one["reason"] for one in self.jobs if one["gpus"] > 12}
+        return {"made_at": iso(NOW), "horizon_end": iso(START + SLOTS * SLOT), "slot_s": 900, "currency": "EUR"} | {
+            "objective": 1.92,
+            "bound": 1.87,
+            "gap": 0.026,
+            "placements": placements,
+            "unplaced": unplaced,
+        }
+
+    def _explain(self, job_id: str) -> tuple[int, Json]:
+        found = self._find(job_id)
+        if found is None:
+            return self._missing(f"there is no job {job_id}")
+        made = next((p for p in self.plan()["placements"] if p["job_id"] == job_id), None)
+        other = {
+            "region": "eu-west",
+            "start_at": iso(START + timedelta(hours=10)),
+            "cost": 0.31,
+            "why_not": "dearer by 0.20 EUR",
+        }
+        now = {
+            "region": "nordics",
+            "start_at": iso(NOW),
+            "cost": 0.48,
+            "why_not": "the price now is 52 EUR/MWh, at 11:00 it is 12",
+        }
+        return 200, {"job": found, "placement": made, "alternatives": [other, now], "why": found["reason"]}
