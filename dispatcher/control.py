@@ -58,6 +58,8 @@ AFTER_LOSS_S = 10.0
 CHECKPOINT_GRACE_S = 2.0
 #: Sentences written per tick at most; the rest follow in the next ticks.
 MAX_HOLDS = 500
+#: Wall seconds before a waiting job's sentence is written again when only its figures moved.
+SAY_AGAIN_S = 15.0
 #: Attempts that ended this many wall seconds ago are deleted on their cluster (sooner can bring them back as FAILED).
 FORGET_UPSTREAM_S = 3600.0
 
@@ -127,6 +129,7 @@ class Control:
         self.nudge_plan: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
         self._inflight: set[str] = set()
+        self._said_at: dict[str, float] = {}
         self._fresh: set[str] = set()  # attempts that this process committed and has never tried to send
         self._again_at: dict[str, float] = {}
         self._last_post_at: dict[str, datetime] = {}
@@ -138,7 +141,7 @@ class Control:
         self._shifts_until: datetime | None = None
         self._shifts: tuple[Any, ...] = ()
         self._alarms: dict[str, AlarmStatus] = {}
-        self._unplanned = False
+        self._plan_wanted = False
         self._world: World | None = None
         self.loops = self._table()
 
@@ -187,7 +190,11 @@ class Control:
         self._drive(now)
         # 4. remember what was seen, for whoever asks
         self._note_alarms(actions, now)
-        self._world = world
+        before, self._world = self._world, world
+        # 5. what changed beyond jobs asks for a new plan as well
+        if self._plan_wanted or before is None or _surroundings(before) != _surroundings(world):
+            self._plan_wanted = False
+            self.nudge_plan()
 
     def _refresh(self) -> None:
         """Take in what changed in the store since the last look (submissions and intents from the API, our own changes)."""
@@ -196,19 +203,18 @@ class Control:
         if not changed:
             return
         for job in changed:
+            before = self._jobs.get(job.id)
+            if before is None or before.state is not job.state or before.held is not job.held:
+                self._plan_wanted = True  # work or room came or went
             if job.state in ENDED:
                 self._jobs.pop(job.id, None)
                 self._views.pop(job.id, None)
+                self._said_at.pop(job.id, None)
             else:
-                if job.id not in self._jobs and job.flex.flexible:
-                    self._unplanned = True
                 self._jobs[job.id] = job
         attempts = {attempt.job_id: attempt for attempt in self.store.live_attempts()}
         with self._lock:
             self._attempts = attempts
-        if self._unplanned:
-            self._unplanned = False
-            self.nudge_plan()
 
     def _changes_from_pictures(self, now: datetime) -> list[Change]:
         """What the last pictures of the regions mean for the jobs placed there."""
@@ -346,12 +352,19 @@ class Control:
             elif isinstance(action, Hold) and holds < MAX_HOLDS:
                 planned = (action.planned_region, action.planned_start_at)
                 same_plan = planned == (job.planned_region, job.planned_start_at)
-                if same_plan and (job.reason == action.reason or action.planned_start_at is not None):
+                if same_plan and (job.reason == action.reason or action.planned_start_at is not None or self._said_lately(job)):
                     continue  # only the figures in its sentence moved
                 holds += 1
                 planned_fields = {"planned_region": planned[0], "planned_start_at": planned[1]}
                 changes.append(_change(job, now, "plan", action.reason, fields=planned_fields))
         return changes
+
+    def _said_lately(self, job: Job) -> bool:
+        """Whether a waiting job got a new sentence moments ago: figures in it move all the time, and each is a row."""
+        if self._wall() - self._said_at.get(job.id, float("-inf")) < SAY_AGAIN_S and job.reason != "submitted":
+            return True
+        self._said_at[job.id] = self._wall()
+        return False
 
     def _record(self, changes: Sequence[Change]) -> None:
         """Write changes; what went stale meanwhile is decided anew in the next tick."""
@@ -551,9 +564,6 @@ class Control:
 
     def plan(self, now: datetime) -> None:
         """Make a new plan when there is flexible work; the planner runs elsewhere and is waited for."""
-        self._plan_once(now)
-
-    def _plan_once(self, now: datetime) -> None:
         world = self._world
         if world is None or not any(view.flex.flexible for view in world.jobs):
             return
@@ -642,6 +652,11 @@ class Control:
     def job_token(self, sid: str) -> str:
         """The token of an attempt: anyone with the server's secret can make it, nobody else can guess it."""
         return self._secrets.job_token(sid)
+
+
+def _surroundings(world: World) -> object:
+    """What a plan depends on besides jobs: limits, and which regions answer with how many GPUs."""
+    return world.budgets, [(view.name, view.reachable, view.gpus) for view in world.regions]
 
 
 def _change(

@@ -6,7 +6,7 @@ A loop is a name, a period and a function of ``now``. This module knows nothing 
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -60,16 +60,16 @@ class Loop:
 class LiveLoops:
     """Runs a table under APScheduler; ``nudge`` runs a loop between its periods."""
 
-    #: Nudges that come closer than this share one run, so that a flood of submissions does not become a flood of runs.
-    MIN_GAP_S = 0.005
-
-    def __init__(self, loops: Sequence[Loop], clock: Clock, nudged: Sequence[str] = ()) -> None:
+    def __init__(self, loops: Sequence[Loop], clock: Clock, nudged: Mapping[str, float] | None = None) -> None:
+        """``nudged`` has the loops that may be nudged, with the wall seconds within which nudges share one run, so that a
+        flood of submissions does not become a flood of runs."""
         self.loops, self._clock = list(loops), clock
         pool = ThreadPoolExecutor(max_workers=len(self.loops) + 2)
         self._scheduler = BackgroundScheduler(executors={"default": pool}, timezone="UTC", daemon=True)
         logging.getLogger("apscheduler").setLevel(logging.ERROR)
         self._stopping = threading.Event()
-        self._wake = {name: threading.Event() for name in nudged}
+        self._gaps = dict(nudged or {})
+        self._wake = {name: threading.Event() for name in self._gaps}
         self._nudgers = [
             threading.Thread(target=self._serve_nudges, args=[loop], name=f"nudge-{loop.name}", daemon=True)
             for loop in self.loops
@@ -105,7 +105,7 @@ class LiveLoops:
             wake.clear()
             if not self._stopping.is_set():
                 loop.once(self._clock)
-                self._stopping.wait(self.MIN_GAP_S)
+                self._stopping.wait(self._gaps[loop.name])
 
     def stop(self) -> None:
         """Let the running loops finish and start no more."""

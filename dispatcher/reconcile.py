@@ -45,6 +45,12 @@ class Books:
     currency: str
 
 
+def _headline(message: str) -> str:
+    """What happened, without the end of the log that Ray appends (the log itself is kept)."""
+    first = message.strip().split("\n", 1)[0]
+    return first.split(", last available logs", 1)[0].strip()
+
+
 @dataclass(frozen=True, slots=True)
 class Retry:
     """``after_s`` (clock seconds) is how long the next attempt waits after a loss, ``losses`` how many came before."""
@@ -87,6 +93,7 @@ def finish(
     seen: AttemptStatus | None = None,
 ) -> Change:
     """The change that ends a job in ``to``."""
+    message = seen.message if seen is not None and seen.message else reason
     fields: dict[str, Any] = {"finished_at": at, "run_started_at": None, **_usage_fields(job, books)}
     if seen is not None:
         fields |= {"error_type": seen.error_type if to is JobState.FAILED else None, "exit_code": seen.exit_code}
@@ -99,7 +106,7 @@ def finish(
         expect_attempt=job.attempt,
         to=to,
         fields=fields,
-        attempt_fields={"ended_at": at, "outcome": outcome, "message": reason} if attempt else {},
+        attempt_fields={"ended_at": at, "outcome": outcome, "message": message} if attempt else {},
     )
 
 
@@ -178,7 +185,7 @@ def checkpoint_timeout(job: Job, now: datetime, grace_s: float) -> Change | None
         job_id=job.id,
         at=now,
         kind="state",
-        reason=f"still running: it saved no checkpoint within {job.flex.checkpoint_s:g} s of being asked, and a stop would lose its work",
+        reason=f"still running: no checkpoint within {job.flex.checkpoint_s:g} s of asking, and a stop would lose its work",
         expect=JobState.PAUSING,
         expect_attempt=job.attempt,
         expect_seq=job.seq,  # an acknowledgement that came meanwhile wins
@@ -280,5 +287,5 @@ def reconcile(
         return finish(job, JobState.CANCELLED, reason, ended_at, outcome="stopped", books=books, attempt=attempt, seen=status)
     if status.error_type in LOST_ERRORS:
         return lost(job, attempt, status.message or str(status.error_type), now, retry=retry, books=books)
-    reason = status.message or f"failed in {attempt.region}"
+    reason = _headline(status.message) or f"failed in {attempt.region}"
     return finish(job, JobState.FAILED, reason, ended_at, outcome="failed", books=books, attempt=attempt, seen=status)

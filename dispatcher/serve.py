@@ -231,7 +231,7 @@ def run(config: Config, *, on_ready: Callable[[], None] = lambda: None) -> int:
             ),
         )
         control.loops.append(Loop("leader", 5.0, _leadership_check(leadership)))
-        live = LiveLoops(control.loops, clock, nudged=("control", "plan"))
+        live = LiveLoops(control.loops, clock, nudged={"control": 0.005, "plan": 0.5})
         control.nudge, control.nudge_plan = (lambda: live.nudge("control")), (lambda: live.nudge("plan"))
         control.start()
         live.start()

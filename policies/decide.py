@@ -39,7 +39,7 @@ def decide(world: World) -> list[Action]:
 
     # 1. what owners asked for
     for job in world.jobs:
-        wish = _wish(job)
+        wish = _wish(job, world)
         if wish is not None:
             act(job.id, wish)
     # 2. limits in force
@@ -54,7 +54,9 @@ def decide(world: World) -> list[Action]:
         if job.id not in acted and (reason := _plan_wants_pause(job, world)) is not None:
             act(job.id, AskCheckpoint(job.id, reason))
     # 4. launches, the most urgent first, so that the last room goes to whoever cannot wait
-    for job in sorted((j for j in world.jobs if j.state in _WAITING and j.id not in acted), key=lambda j: _urgency(j, world)):
+    for job in sorted(
+        (j for j in world.jobs if j.state in _WAITING and not j.held and j.id not in acted), key=lambda j: _urgency(j, world)
+    ):
         waiting = _launch_or_hold(job, world, room)
         if isinstance(waiting, Launch):
             room[waiting.region].take(job.flex.gpus, job.flex.power_w)
@@ -66,7 +68,7 @@ def decide(world: World) -> list[Action]:
 # --- owners' wishes ---------------------------------------------------------------------------------------------------
 
 
-def _wish(job: JobView) -> Action | None:
+def _wish(job: JobView, world: World) -> Action | None:
     if job.cancel_requested:
         if job.state in _WAITING:
             return EndCancelled(job.id, "cancelled before it started" if job.attempt == 0 else "cancelled while it waited")
@@ -74,7 +76,8 @@ def _wish(job: JobView) -> Action | None:
     if not job.held:
         return None
     if job.state is JobState.RUNNING and job.flex.pausable is Pausable.CHECKPOINT:
-        return AskCheckpoint(job.id, "its owner paused it") if _may_ask(job, None, 0.0) else None
+        may_ask = _may_ask(job, world.now, world.settings.checkpoint_retry_s)
+        return AskCheckpoint(job.id, "its owner paused it") if may_ask else None
     if job.state in _WAITING and (job.reason != HELD or job.planned_start_at is not None):
         return Hold(job.id, HELD)
     return None
@@ -132,9 +135,9 @@ def _pause_cost(job: JobView, now: datetime) -> tuple[int, int, float, str]:
     return (job.flex.priority, -int(job.flex.tier[-1]), overhead, job.id)
 
 
-def _may_ask(job: JobView, now: datetime | None, retry_s: float) -> bool:
+def _may_ask(job: JobView, now: datetime, retry_s: float) -> bool:
     """A job that left a request for its checkpoint unanswered is not asked again at once."""
-    if job.checkpoint_misses == 0 or job.last_pause_asked_at is None or now is None:
+    if job.checkpoint_misses == 0 or job.last_pause_asked_at is None:
         return True
     return now >= job.last_pause_asked_at + timedelta(seconds=retry_s)
 

@@ -13,8 +13,10 @@ from policies.world import JobState, JobView, Pausable, RegionView, World
 
 #: A new place must be this much cheaper (share of cost) before a running job is moved or a planned start is changed.
 HYSTERESIS = 0.02
+#: What each pause must save, as a share of the cost without it: every pause is also a risk, and a nuisance to its owner.
+PAUSE_GAIN = 0.05
 #: Share of the window's free slots, cheapest first, from which chunks are tried.
-_SHARES = np.linspace(0.1, 0.9, 7)
+_SHARES = np.linspace(0.1, 1.0, 8)
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,8 @@ class Option:
 
 @dataclass(frozen=True)
 class Entry:
-    """What beginning in a region costs a job that is not running there: ready after ``delay_s``, ``restart_s`` of extra run,
-    ``cost`` for moving its data."""
+    """What beginning in a region costs a job that is not running there: ready after ``delay_s``, ``restart_s`` of extra run
+    (restoring its checkpoint, fetching its data), ``cost`` for moving its data."""
 
     delay_s: float = 0.0
     restart_s: float = 0.0
@@ -113,7 +115,8 @@ def make_tasks(world: World) -> tuple[list[Task], dict[str, str]]:
             continue
         work_s = job.remaining_s
         if movable and job.run_started_at is not None:
-            work_s = max(work_s - (now - job.run_started_at).total_seconds(), min(60.0, work_s))
+            resumed_s = flex.restart_s if job.attempt > 1 else 0.0
+            work_s = max(work_s + resumed_s - (now - job.run_started_at).total_seconds(), min(60.0, work_s))
         named = [view for view in world.regions if not flex.regions or view.name in flex.regions]
         usable = tuple(view for view in named if (view.reachable or (movable and view.name == job.region)) and _fits(job, view))
         if not usable:
@@ -156,17 +159,27 @@ def _entry(job: JobView, view: RegionView, world: World) -> Entry:
     origin = job.region if resumed else job.flex.data_region
     move_gb = job.flex.data_gb if origin is not None and origin != view.name else 0.0
     settings = world.settings
-    delay_s = move_gb / settings.move_gb_per_s if settings.move_gb_per_s > 0 else 0.0
-    if job.state is JobState.RUNNING:
-        delay_s += job.flex.checkpoint_s
-    return Entry(delay_s, job.flex.restart_s if resumed else 0.0, move_gb * settings.move_cost_per_gb)
+    # Nobody moves data ahead of a job: the attempt fetches it when it begins, and so runs longer by that.
+    extra_s = move_gb / settings.move_gb_per_s if settings.move_gb_per_s > 0 else 0.0
+    extra_s += job.flex.restart_s if resumed else 0.0
+    delay_s = job.flex.checkpoint_s if job.state is JobState.RUNNING else 0.0
+    return Entry(delay_s, extra_s, move_gb * settings.move_cost_per_gb)
 
 
 # --- options ----------------------------------------------------------------------------------------------------------
 
 
-def stay(task: Task, lane: Lane, grid: Grid) -> Option | None:
-    """Going on where it runs; None when the region's power limit forbids it."""
+def go_on(task: Task, lane: Lane, world: World, grid: Grid) -> Option | None:
+    """Going on where it runs now, to its end or until a pause that pays or that a power limit asks for; None when a limit
+    forbids it to go on at all."""
+    whole = _stay(task, lane, grid)
+    if whole is not None and not (whole.known and whole.within_slack):
+        return whole
+    taken = lane.blocked(task.job.flex.gpus, task.job.flex.power_w) | task.rules[lane.view.name]
+    return _chunks(task, lane, world, grid, taken, whole, going_on=True) or whole
+
+
+def _stay(task: Task, lane: Lane, grid: Grid) -> Option | None:
     end = task.work_s
     last = int(grid.slots_until(np.array([end]))[0])
     if (lane.power + task.job.flex.power_w * lane.view.pue > lane.limit_w + SLACK)[: max(last, 1)].any():
@@ -201,10 +214,9 @@ def best_in_lane(task: Task, lane: Lane, world: World, grid: Grid) -> Option | N
                 within_rules=False,
                 note="over its ceiling or against a shift rule, because it could not end in time otherwise",
             )
-    if task.job.flex.pausable is Pausable.CHECKPOINT and best is not None and best.known and best.within_slack:
-        chunks = _chunks(task, lane, world, grid, full | rules)
-        if chunks is not None and chunks.cost < best.cost - HYSTERESIS * abs(best.cost):
-            best = chunks
+    if task.job.flex.pausable is Pausable.CHECKPOINT and (best is None or best.known):
+        in_time = best is not None and best.within_slack and best.within_rules
+        return _chunks(task, lane, world, grid, full | rules, best if in_time else None) or best
     return best
 
 
@@ -255,27 +267,34 @@ def _as_planned(task: Task, lane: Lane, begins: Floats, costs: Floats, good: np.
     return best
 
 
-def _chunks(task: Task, lane: Lane, world: World, grid: Grid, taken: Bools) -> Option | None:
-    """Several windows in cheap slots, each resume and checkpoint paid for with run time; None when nothing comes of it."""
+def _chunks(
+    task: Task, lane: Lane, world: World, grid: Grid, taken: Bools, whole: Option | None, *, going_on: bool = False
+) -> Option | None:
+    """Several windows in cheap slots, each resume and checkpoint paid for with run time; None unless each pause among them
+    makes it noticeably cheaper than ``whole`` (None: nothing else ends in time). ``going_on``: the first is the run that is under way."""
     min_chunk_s = max(world.settings.min_chunk_s, 2 * (task.job.flex.restart_s + task.job.flex.checkpoint_s))
-    entry = task.entry[lane.view.name]
+    entry = Entry() if going_on else task.entry[lane.view.name]
     ready, last = task.earliest_s + entry.delay_s, task.deadline_s - task.slack_s
     begins, ends = np.maximum(grid.edges[:-1], ready), np.minimum(grid.edges[1:], last)
     usable = ~taken & (ends > begins + SLACK) & ~np.isnan(lane.price)
     if task.work_s < 2 * min_chunk_s or not usable.any():
         return None
     rates = np.sort(lane.rate[usable])
-    best: Option | None = None
+    best, best_cost = None, whole.cost if whole is not None else np.inf
     for share in _SHARES:
         cheap = usable & (lane.rate <= rates[int(share * (len(rates) - 1))] + 1e-12)
-        runs = [run for run in _runs(cheap, begins, ends) if run[1] - run[0] >= min_chunk_s]
+        if going_on and not cheap[0]:
+            continue
+        runs = _runs(cheap, begins, ends)
+        runs = [run for run in runs if run[1] - run[0] >= min_chunk_s or (going_on and run[0] <= SLACK)]
         intervals = _trim(runs, task, entry.restart_s, min_chunk_s)
         if intervals is None or len(intervals) < 2:
             continue
         b, e = np.array([i[0] for i in intervals]), np.array([i[1] for i in intervals])
         cost = float(np.sum(lane.cost(grid, task.job.flex.power_w, b, e))) + entry.cost
-        if not lane.unknown(grid, b, e).any() and (best is None or cost < best.cost):
-            best = Option(lane.view.name, tuple(intervals), cost)
+        with_bother = cost + PAUSE_GAIN * abs(whole.cost if whole is not None else cost) * (len(intervals) - 1)
+        if not lane.unknown(grid, b, e).any() and with_bother < best_cost:
+            best, best_cost = Option(lane.view.name, tuple(intervals), cost), with_bother
     return best
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from policies.grid import Grid, Lane, make_grid, make_lane
-from policies.placing import HYSTERESIS, Option, Task, best_in_lane, make_tasks, stay
+from policies.placing import PAUSE_GAIN, Option, Task, best_in_lane, go_on, make_tasks
 from policies.sentences import hhmm
 from policies.world import PLACED, Alternative, JobState, Pausable, Placement, Plan, World
 
@@ -118,16 +118,18 @@ def _place(
     options = [option for name in task.rules if (option := best_in_lane(task, lanes[name], world, grid)) is not None]
     option = min(options, key=lambda one: one.order, default=keep)
     if task.running_in is not None:
-        here = stay(task, lanes[task.running_in], grid)
-        cheaper = (
-            option is not None and option.late_s <= 0 and option.cost < here.cost - HYSTERESIS * abs(here.cost)
-            if here
-            else True
-        )
+        here = go_on(task, lanes[task.running_in], world, grid)
+        cheaper = option is not None and option.late_s <= 0 and _saves(option, here) if here else True
         option = option if option is not None and cheaper else here or option
     if option is not None:
         chosen[task.job.id] = option
         _reserve(task, option, grid, lanes)
+
+
+def _saves(option: Option, here: Option) -> bool:
+    """Whether pausing now for ``option`` saves enough against going on, each pause counted."""
+    more_pauses = 1 + len(option.intervals) - len(here.intervals)
+    return option.cost < here.cost - PAUSE_GAIN * abs(here.cost) * max(1, more_pauses)
 
 
 # --- telling ----------------------------------------------------------------------------------------------------------

@@ -20,7 +20,10 @@ DASHES = ([1, 0], [7, 3], [2, 2], [10, 3, 2, 3], [14, 4], [4, 4])
 MAX_LOAD_PANES = 6
 #: Shortest time ahead that is shown.
 MIN_SPAN = timedelta(hours=12)
-_LOAD_HEIGHT, _SIGNAL_HEIGHT = 62, 92
+#: Room for the last time label.
+_PADDING = {"left": 0, "right": 16, "top": 2, "bottom": 2}
+#: Heights in pixels, titles included; the last pane is higher by its time axis.
+_LOAD_HEIGHT, _SIGNAL_HEIGHT, _AXIS_HEIGHT = 82, 108, 38
 
 
 @dataclass(frozen=True)
@@ -155,17 +158,32 @@ def _frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
 def draw(shown: Picture, colours: Mapping[str, str]) -> list[tuple[str, Any]]:
     """(key, chart) for each pane, to be stacked without gaps: planned load by region, then each signal. The panes share their
     time axis, in UTC, which is written under the last."""
-    panes = [(f"load {name}", _load_pane(shown, name, colours[name])) for name in shown.loads]
-    panes += [
-        (f"{kind} {unit}", _signal_pane(shown, kind, unit, frame, colours)) for (kind, unit), frame in shown.signals.items()
+    panes = [
+        (f"load {name}", f"{name}: planned load", _LOAD_HEIGHT, _load_layers(shown, name, colours[name]))
+        for name in shown.loads
     ]
-    return [(key, _finished(pane, shown, last=i == len(panes) - 1)) for i, (key, pane) in enumerate(panes)]
+    panes += [
+        (f"{kind} {unit}", kind.replace("_", " "), _SIGNAL_HEIGHT, [_signal_layer(unit, frame, colours)])
+        for (kind, unit), frame in shown.signals.items()
+    ]
+    return [
+        (key, _pane(shown, title, height, layers, last=i == len(panes) - 1))
+        for i, (key, title, height, layers) in enumerate(panes)
+    ]
 
 
 def _x(shown: Picture, last: bool) -> alt.X:
     hours = (shown.end - shown.start).total_seconds() / 3600.0
     text = "%H:%M" if hours <= 30 else "%-d %b %H:%M"
-    axis = alt.Axis(format=text, tickCount=12, labels=last, title="time, UTC" if last else None, grid=True, labelOverlap=True)
+    axis = alt.Axis(
+        format=text,
+        tickCount=12,
+        labels=last,
+        title="time, UTC" if last else None,
+        grid=True,
+        labelOverlap=True,
+        labelFlush=True,
+    )
     domain = [shown.start.isoformat(), shown.end.isoformat()]
     return alt.X("at:T", scale=alt.Scale(type="utc", domain=domain, nice=False), axis=axis)
 
@@ -175,7 +193,7 @@ def _y(name: str, title: str, zero: bool) -> alt.Y:
     return alt.Y(name, scale=alt.Scale(zero=zero, nice=True), axis=axis)
 
 
-def _load_pane(shown: Picture, name: str, colour: str) -> Any:
+def _load_layers(shown: Picture, name: str, colour: str) -> list[Any]:
     when = alt.Tooltip("at:T", title="from (UTC)", format="%-d %b %H:%M", timeUnit="utcyearmonthdatehoursminutes")
     load = (
         alt.Chart(shown.loads[name])
@@ -187,14 +205,14 @@ def _load_pane(shown: Picture, name: str, colour: str) -> Any:
         limit = alt.Chart(shown.limits[name]).mark_rule(color="#d1242f", strokeWidth=2, strokeDash=[6, 3])
         tips = [alt.Tooltip("what:N", title="limit"), alt.Tooltip("kw:Q", title="kW", format=".2f")]
         layers.append(limit.encode(x2="until:T", y="kw:Q", tooltip=tips))
-    return alt.layer(*layers, title=f"{name}: planned load", height=_LOAD_HEIGHT)
+    return layers
 
 
-def _signal_pane(shown: Picture, kind: str, unit: str, frame: pd.DataFrame, colours: Mapping[str, str]) -> Any:
+def _signal_layer(unit: str, frame: pd.DataFrame, colours: Mapping[str, str]) -> Any:
     names = [name for name in colours if name in set(frame["region"])]
     dash = {name: DASHES[i % len(DASHES)] for i, name in enumerate(colours)}
     when = alt.Tooltip("at:T", title="from (UTC)", format="%-d %b %H:%M", timeUnit="utcyearmonthdatehoursminutes")
-    lines = (
+    return (
         alt.Chart(frame)
         .mark_line(interpolate="step-after", strokeWidth=2, clip=True)
         .encode(
@@ -204,12 +222,11 @@ def _signal_pane(shown: Picture, kind: str, unit: str, frame: pd.DataFrame, colo
             tooltip=["region:N", when, alt.Tooltip("value:Q", title=unit, format=".1f"), "basis:N", "source:N"],
         )
     )
-    return alt.layer(lines, title=kind.replace("_", " "), height=_SIGNAL_HEIGHT)
 
 
-def _finished(pane: Any, shown: Picture, *, last: bool) -> Any:
-    rule = alt.Chart(_frame([{"at": shown.now}])).mark_rule(strokeWidth=1.5, color="#808080").encode(x=_x(shown, last))
-    layers = [layer.encode(x=_x(shown, last)) for layer in pane.layer]
-    chart = alt.layer(*layers, rule, title=pane.title, height=pane.height)
+def _pane(shown: Picture, title: str, height: int, layers: list[Any], *, last: bool) -> Any:
+    rule = alt.Chart(_frame([{"at": shown.now}])).mark_rule(strokeWidth=1.5, color="#808080")
+    whole = [layer.encode(x=_x(shown, last)) for layer in (*layers, rule)]
+    chart = alt.layer(*whole, title=title, height=height + (_AXIS_HEIGHT if last else 0), padding=_PADDING)
     chart = chart.configure_axis(labelFontSize=11, titleFontSize=11).configure_view(strokeOpacity=0)
     return chart.configure_title(fontSize=12, anchor="start", offset=4, fontWeight=600)

@@ -124,8 +124,8 @@ def plan_chart(keep_s: float) -> None:
     now = time_of(status["now"]) or datetime.now(UTC)
     regions: Sequence[Json] = (read_or_say("Regions", "/v1/regions", keep_s=keep_s) or {}).get("regions") or ()
     plan, missing = _plan(keep_s)
-    st.html("<div class='gs'><h3>Plan against price and carbon</h3></div>" + parts.legend(regions))
-    st.html(parts.plan_line(plan, now) if plan is not None else missing)
+    said = parts.plan_line(plan, now) if plan is not None else missing
+    st.html("<div class='gs'><h3>Plan against price and carbon</h3></div>" + said + parts.legend(regions))
     signals = [s for r in regions for kind in ("price", "carbon") if (s := _signal(str(r["name"]), kind, keep_s)) is not None]
     events = (read_or_say("Power budgets", "/v1/events", keep_s=keep_s) or {}).get("events") or ()
     shown = charts.picture(plan, signals, events, regions, now)
@@ -163,8 +163,10 @@ def work(states: Sequence[str], team: str) -> None:
     if isinstance(status, ApiError):
         return
     now = time_of(status["now"]) or datetime.now(UTC)
+    _note_click()
     # The same two columns always, so that the table stays the same element, and where it was scrolled to.
-    left, right = st.columns([3, 2] if state.get("job") else [1000, 1], gap="small")
+    chosen = bool(state.get("job"))
+    left, right = st.columns([3, 2] if chosen else [1000, 1], gap="medium" if chosen else None)
     with left:
         _jobs_table(status, states, team)
     if state.get("job"):
@@ -190,15 +192,14 @@ def _jobs_table(status: Json, states: Sequence[str], team: str) -> None:
         _no_jobs(bool(sum(counts.values())))
         return
     ids = [str(job["id"]) for job in jobs]
-    # The table reports rows, not jobs: whenever rows move, the mark moves with its job.
-    state["jobs"] = {"selection": {"rows": [ids.index(state.job)] if state.get("job") in ids else []}}
+    _mark(ids)
     st.dataframe(
         _frame(jobs),
         key="jobs",
         hide_index=True,
         height=min(560, 38 + 35 * len(jobs)),
         placeholder="",
-        on_select=_selected(ids),
+        on_select="rerun",
         selection_mode="single-row",
         column_config=_COLUMNS,
         column_order=_NARROW if state.get("job") else list(_COLUMNS),
@@ -216,7 +217,7 @@ _COLUMNS = {
     "planned": st.column_config.DatetimeColumn("Planned start, UTC", width=128, format="D MMM HH:mm", timezone="UTC"),
     "deadline": st.column_config.DatetimeColumn("Deadline, UTC", width=110, format="D MMM HH:mm", timezone="UTC"),
     "team": st.column_config.TextColumn("Team", width=80),
-    "reason": st.column_config.TextColumn("Reason", width="large"),
+    "reason": st.column_config.TextColumn("Reason", width=700),
 }
 
 
@@ -264,12 +265,27 @@ def _no_jobs(filtered: bool) -> None:
     )
 
 
-def _selected(ids: Sequence[str]) -> Callable[[], None]:
-    def note() -> None:
-        rows = state["jobs"]["selection"]["rows"]
-        _choose(ids[rows[0]] if rows and rows[0] < len(ids) else None)
+def _reported() -> list[int] | None:
+    """The rows that the browser says are marked in the table; None while there is no table."""
+    held = state.get("jobs")
+    return list(held["selection"]["rows"]) if held is not None else None
 
-    return note
+
+def _note_click() -> None:
+    """Open the job that was clicked. The browser goes on reporting its own mark until it has taken over ours, so only a mark
+    that is neither is a click; it counts for the rows as they were shown then."""
+    rows, ids = _reported(), state.get("shown_ids") or []
+    if rows is not None and rows not in (state.get("marked"), state.get("reported")):
+        _choose(ids[rows[0]] if rows and rows[0] < len(ids) else None)
+    state.reported = rows
+
+
+def _mark(ids: list[str]) -> None:
+    """Keep the mark on its job when rows move, since the table knows rows only."""
+    state.marked = [ids.index(state.job)] if state.get("job") in ids else []
+    state.shown_ids = ids
+    if _reported() != state.marked:
+        state["jobs"] = {"selection": {"rows": state.marked}}
 
 
 def _choose(job_id: str | None) -> None:

@@ -117,8 +117,9 @@ def down(message: str, remedy: str, silence_s: float | None, status: int | None)
         else "Jobs already on the clusters go on by themselves. While the control plane is down nothing is started, paused,"
         " resumed or cancelled, and no power budget is acted on."
     )
+    said = message[:1].upper() + message[1:]
     steps = f"<br><b>What to do:</b> {_with_code(remedy)}" if remedy else ""
-    body = f"<h2>{title}</h2>{escape(message)}. {heard}<br>{meaning}{steps}<br>This page tries again every few seconds."
+    body = f"<h2>{title}</h2>{escape(said)}. {heard}<br>{meaning}{steps}<br>This page tries again every few seconds."
     return box("alarm gs-down", body, "alert")
 
 
@@ -132,11 +133,11 @@ def _signal(signal: Json | None, what: str) -> str:
         return f"{UNKNOWN}<small>no {what} source</small>"
     source, basis = str(signal.get("source") or UNKNOWN), str(signal.get("basis") or UNKNOWN)
     value = signal.get("now")
-    text = number_text(value, str(signal.get("unit") or ""), 1)
+    text = UNKNOWN if value is None else f"{float(value):,.1f} {escape(str(signal.get('unit') or ''))}"
     said = escape(source if basis in (source, UNKNOWN) and value is not None else f"{source}, {basis}")
     if value is None:
         said = escape(f"{source}: no value for now")
-    return f"{text}<small>{said}</small>"
+    return f'<span class="gs-keep">{text}</span><small>{said}</small>'
 
 
 def regions(answer: Sequence[Json], now: datetime | None) -> str:
@@ -155,7 +156,7 @@ def regions(answer: Sequence[Json], now: datetime | None) -> str:
             state = f'<span class="gs-red">UNREACHABLE</span><small>{since}: {reason}</small>'
         rows.append(
             (
-                f"{chip(colour[str(region['name'])])}<b>{escape(str(region['name']))}</b>",
+                f"{chip(colour[str(region['name'])])}<b class='gs-keep'>{escape(str(region['name']))}</b>",
                 state,
                 _gpus(region, reachable),
                 _draw(region, reachable),
@@ -163,7 +164,14 @@ def regions(answer: Sequence[Json], now: datetime | None) -> str:
                 _signal(region.get("carbon"), "carbon"),
             )
         )
-    head = [("Region", ""), ("Cluster", ""), ("GPUs used", ""), ("Draw / limit", ""), ("Price now", ""), ("Carbon now", "")]
+    head = [
+        ("Region", "gs-keep"),
+        ("Cluster", ""),
+        ("GPUs used", ""),
+        ("Draw / limit", ""),
+        ("Price now", ""),
+        ("Carbon now", ""),
+    ]
     return table(head, rows)
 
 
@@ -198,6 +206,7 @@ def legend(answer: Sequence[Json]) -> str:
         made_up = [w for w in ("price", "carbon") if "synthetic" in str((region.get(w) or {}).get("source"))]
         note = f' <span class="gs-dim">({" and ".join(made_up)} synthetic)</span>' if made_up else ""
         entries.append(f"<span>{chip(colour)}{escape(name)}{note}</span>")
+    entries.append('<span><i class="gs-dash"></i>power limit or budget</span><span><i class="gs-rule"></i>now</span>')
     return f'<div class="gs gs-legend">{"".join(entries)}</div>'
 
 
@@ -302,7 +311,7 @@ def job_facts(job: Json, now: datetime | None) -> str:
         ("Work left", f"{duration_text(job.get('remaining_s'))} of {duration_text(job.get('runtime_s'))}"),
         ("Needs", escape(needs)),
         ("Team", escape(str(job.get("team") or ""))),
-        ("Used", escape(used)),
+        ("Used", escape(used) if job.get("started_at") or job.get("energy_kwh") is not None else ""),
         ("Failure", escape(" ".join(str(x) for x in (job.get("error_type"), _exit(job)) if x))),
         ("Command", f"<code>{escape(str(job.get('entrypoint')))}</code>"),
     ]

@@ -17,7 +17,10 @@ ACTIVE = STATES[:5]
 
 STYLE = """<style>
 .block-container, [data-testid="stMainBlockContainer"] {padding: 1.2rem 1.6rem 3rem; max-width: 2200px}
-[data-testid="stHeader"] {background: transparent; height: 0; min-height: 0; overflow: visible}
+[data-testid="stHeader"] {background: transparent; height: 2.6rem; min-height: 0; pointer-events: none}
+[data-testid="stMainMenu"] {pointer-events: auto}
+[data-testid="stStatusWidget"] {display: none}
+[data-testid="stVerticalBlock"] {gap: .55rem}
 .gs {font-size: 0.92rem; line-height: 1.35}
 .gs-head {display: flex; flex-wrap: wrap; gap: .4rem 1.2rem; align-items: baseline}
 .gs-name {font-size: 1.5rem; font-weight: 700; letter-spacing: -.01em}
@@ -44,6 +47,7 @@ STYLE = """<style>
 .gs td.gs-num, .gs th.gs-num {text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap}
 .gs td.gs-when {font-variant-numeric: tabular-nums; white-space: nowrap}
 .gs td.gs-facts {white-space: nowrap; opacity: .72; width: 1%}
+.gs-keep, .gs td.gs-keep {white-space: nowrap}
 .gs small {display: block; opacity: .72; font-size: .78rem}
 .gs-bar {height: .35rem; background: rgba(128,128,128,.28); border-radius: .2rem; margin-top: .2rem; min-width: 5rem}
 .gs-bar i {display: block; height: 100%; border-radius: .2rem; background: #0072b2}
@@ -51,6 +55,8 @@ STYLE = """<style>
 .gs-red {background: #c62828; color: #fff; font-weight: 700; padding: .05rem .35rem; border-radius: .2rem; white-space: nowrap}
 .gs-chip {display: inline-block; width: .75rem; height: .75rem; border-radius: .15rem; margin-right: .35rem;
  vertical-align: -1px}
+.gs-dash {display: inline-block; width: 1.5rem; border-top: 2px dashed #d1242f; margin-right: .35rem; vertical-align: 4px}
+.gs-rule {display: inline-block; height: .9rem; border-left: 2px solid #808080; margin-right: .35rem; vertical-align: -2px}
 .gs-legend {display: flex; flex-wrap: wrap; gap: .2rem 1.1rem}
 .gs-id {overflow-wrap: anywhere}
 .gs h3, .gs h4 {padding: 0; margin: 0 0 .3rem; font-size: 1.05rem; font-weight: 650}

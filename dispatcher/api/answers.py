@@ -39,9 +39,12 @@ class Refused(GridshiftError):
         self.status, self.headers = status, headers or {}
 
 
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode
+
+
 def json_bytes(value: Any) -> bytes:
     """Compact JSON. Raises ValueError for NaN and infinities, which are no JSON."""
-    return json.dumps(value, separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode("utf-8", "replace")
+    return _encode(value).encode("utf-8", "replace")
 
 
 def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -73,7 +73,8 @@ def create_app(services: Services) -> FastAPI:
     ):
         _add(router, method, path, handler, what)
     app.include_router(router)
-    app.router.routes.extend(ray_jobs.routes())
+    # Routes are tried in order, and submissions are the hot path.
+    app.router.routes[:0] = ray_jobs.routes()
     app.add_exception_handler(HTTPException, _unknown)
     # The one added last is asked first: a stranger's body is not even looked at.
     app.add_middleware(BodyLimit, config=services.config)

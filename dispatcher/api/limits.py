@@ -38,12 +38,14 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         limit, remedy = self._limit(scope["path"])
-        refusal = error_response(
-            scope["path"], Refused(413, f"the body is larger than the {limit:,} bytes that are taken here; {remedy}")
-        )
+
+        async def refuse() -> None:
+            error = Refused(413, f"the body is larger than the {limit:,} bytes that are taken here; {remedy}")
+            await error_response(scope["path"], error)(scope, receive, send)
+
         declared = Headers(scope=scope).get("content-length", "")
         if declared.isdigit() and int(declared) > limit:
-            await refusal(scope, receive, send)
+            await refuse()
             return
         seen, started = 0, False
 
@@ -65,4 +67,4 @@ class BodyLimit:
         except _TooLarge:
             if started:
                 raise
-            await refusal(scope, receive, send)
+            await refuse()

@@ -65,10 +65,10 @@ class RayJobs:
     def routes(self) -> list[BaseRoute]:
         """All routes, with and without the slash at the end where clients differ."""
         table: list[tuple[str, str, Any]] = [
+            ("POST", "/api/jobs/", self.submit),
             ("GET", "/api/version", self.version),
             ("GET", "/api/packages/{protocol}/{name}", self.has_package),
             ("PUT", "/api/packages/{protocol}/{name}", self.take_package),
-            ("POST", "/api/jobs/", self.submit),
             ("POST", "/api/jobs", self.submit),
             ("GET", "/api/jobs/", self.list),
             ("GET", "/api/jobs", self.list),

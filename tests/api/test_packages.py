@@ -68,7 +68,21 @@ def test_kept_and_found_again(store: PackageStore) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["../x.zip", "a/b.zip", "/etc/passwd", "x", "x.py", ".zip", "..zip", "a..b.zip", "x.zip\x00", "x.zip\n", "é.zip", "", "a" * 300]
+    [
+        "../x.zip",
+        "a/b.zip",
+        "/etc/passwd",
+        "x",
+        "x.py",
+        ".zip",
+        "..zip",
+        "a..b.zip",
+        "x.zip\x00",
+        "x.zip\n",
+        "é.zip",
+        "",
+        "a" * 300,
+    ]
     + ["x.zip.json", ".upload-1.zip", "a\\b.zip"],
 )
 def test_names_that_are_none(store: PackageStore, name: str) -> None:
@@ -346,4 +360,3 @@ def test_a_single_module_file(tmp_path: Path) -> None:
     store = PackageStore(tmp_path / "packages", 50_000_000)
     store.put(name, (tmp_path / name).read_bytes())
     assert store.verify(name)
-

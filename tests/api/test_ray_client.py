@@ -95,7 +95,9 @@ def test_everything_the_command_line_can_ask_for(server: Server, services: FakeS
     services.packages.path(package).write_bytes(b"rot")
     again = ray(server, tmp_path, "submit", "--submission-id=third", "--no-wait", f"--working-dir={work}", "--", "true")
     assert "skipping upload" not in again and services.packages.verify(package)
-    services.change("my-job", reason="cheapest start before the deadline", planned_region="north", planned_start_at=job.submitted_at)
+    services.change(
+        "my-job", reason="cheapest start before the deadline", planned_region="north", planned_start_at=job.submitted_at
+    )
     status = ray(server, tmp_path, "status", "my-job")
     assert "PENDING" in status and "cheapest start before the deadline (planned start 20" in status
     listed = ray(server, tmp_path, "list")
@@ -105,7 +107,7 @@ def test_everything_the_command_line_can_ask_for(server: Server, services: FakeS
     said = ray(server, tmp_path, "delete", "my-job", fails=True)
     assert "it is in a non-terminal state" in said
     services.change("my-job", to=JobState.CANCELLED, reason="cancelled")
-    assert "STOPPED" in ray(server, tmp_path, "status", "my-job") or services.store.job("my-job").state is JobState.CANCELLED
+    assert "stopped" in ray(server, tmp_path, "status", "my-job")
     ray(server, tmp_path, "delete", "my-job")
     assert "does not exist" in ray(server, tmp_path, "status", "my-job", fails=True)
 
@@ -123,7 +125,9 @@ def test_waiting_submissions_show_the_log_and_tell_success_from_failure(
 
 
 def test_what_is_wrong_is_shown(server: Server, services: FakeServices, tmp_path: Path) -> None:
-    said = ray(server, tmp_path, "submit", "--no-wait", '--metadata-json={"gridshift.deadline": "yesterday"}', "--", "true", fails=True)
+    said = ray(
+        server, tmp_path, "submit", "--no-wait", '--metadata-json={"gridshift.deadline": "yesterday"}', "--", "true", fails=True
+    )
     assert "gridshift.deadline: 'yesterday': must be a time such as" in said
     assert services.store.counts() == {}
     ray(server, tmp_path, "submit", "--submission-id=twice", "--no-wait", "--", "true")
@@ -136,9 +140,8 @@ def test_what_is_wrong_is_shown(server: Server, services: FakeServices, tmp_path
 def test_tokens(server: Server, services: FakeServices, tmp_path: Path) -> None:
     token = new_token()
     services.store.add_token(Token("ci", hash_token(token), services.clock.now())).result()
-    said = wait_until(lambda: server.call("GET", "/api/jobs/").status_code == 401, 10, "the token to count")
-    assert said
-    assert "401" in ray(server, tmp_path, "list", fails=True) or True
+    wait_until(lambda: server.call("GET", "/api/jobs/").status_code == 401, 10, "the token to count")
+    assert "an API token is needed" in ray(server, tmp_path, "list", fails=True)
     file = tmp_path / "token"
     file.write_text(token)
     ray(server, tmp_path, "submit", "--no-wait", "--", "true", RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(file))
@@ -147,13 +150,16 @@ def test_tokens(server: Server, services: FakeServices, tmp_path: Path) -> None:
     assert "not valid here" in said
     headers = json.dumps({"Authorization": f"Bearer {token}"})
     ray(server, tmp_path, "submit", f"--headers={headers}", "--no-wait", "--submission-id=h", "--", "true")
-    services.end(services.launch("h"), JobState.SUCCEEDED)
-    assert "h" in ray(server, tmp_path, "logs", "h", "--follow", f"--headers={headers}", fails=False) or True
+    attempt = services.launch("h")
+    services.say(attempt, "said by h")
+    services.end(attempt, JobState.SUCCEEDED)
+    assert "said by h" in ray(server, tmp_path, "logs", "h", "--follow", f"--headers={headers}")
     with pytest.raises(InvalidStatus) as refused:
         connect(f"ws://127.0.0.1:{server.port}/api/jobs/h/logs/tail").close()
     assert refused.value.response.status_code == 401
 
 
+@pytest.mark.filterwarnings("ignore:ssl=None is deprecated")  # Ray's own call of aiohttp
 def test_the_python_client(server: Server, moving: FakeServices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"):
         monkeypatch.delenv(name, raising=False)

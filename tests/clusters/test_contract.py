@@ -179,7 +179,7 @@ def test_a_package_is_delivered_with_the_job(lab: Lab, sid: str, tmp_path: Path)
 
 def test_a_missing_package_file_is_a_refusal(lab: Lab, sid: str, tmp_path: Path) -> None:
     job = lab.job(sid, run_s=1, runtime_env={"working_dir": "gcs://_ray_pkg_gone.zip"})
-    with pytest.raises(LaunchRefused, match="_ray_pkg_gone.zip cannot be read here"):
+    with pytest.raises(LaunchRefused, match=r"_ray_pkg_gone\.zip cannot be read here"):
         lab.cluster.submit(job, {"_ray_pkg_gone.zip": tmp_path / "gone"}, maybe_sent=False)
     assert lab.cluster.statuses([sid]) == {sid: None}
 

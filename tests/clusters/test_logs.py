@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from websockets.asyncio.server import Request, Response, ServerConnection, serve
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.http11 import Request, Response
+from websockets.protocol import State
 
 from dispatcher.clusters import Submission
 from dispatcher.clusters.ray_http import RayCluster
@@ -139,7 +141,7 @@ class FakeRay:
     async def tail(self, ws: ServerConnection) -> None:
         self.tails += 1
         sent = 0
-        while True:
+        while ws.state is State.OPEN:
             for line in self.lines[sent:]:
                 await ws.send(line)
                 sent += 1

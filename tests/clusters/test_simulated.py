@@ -18,8 +18,8 @@ def clock() -> VirtualClock:
     return VirtualClock(START)
 
 
-def sub(sid: str, gpus: float = 1, **env: str) -> Submission:
-    return Submission(sid, "train", {"env_vars": env}, {}, entrypoint_num_gpus=gpus)
+def sub(sid: str, **env: str) -> Submission:
+    return Submission(sid, "train", {"env_vars": env}, {}, entrypoint_num_gpus=1)
 
 
 def status(cluster: SimulatedCluster, sid: str) -> RayStatus | None:

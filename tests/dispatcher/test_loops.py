@@ -53,7 +53,7 @@ def test_a_live_loop_survives_an_error_and_tells_it() -> None:
             raise ValueError("once")
 
     loop = Loop("sometimes", 3600.0, sometimes)
-    live = LiveLoops([loop], SystemClock(), nudged=("sometimes",))
+    live = LiveLoops([loop], SystemClock(), nudged={"sometimes": 0.0})
     live.start()
     try:
         wait_until(lambda: loop.last_error == "ValueError: once", 5, "the error to be told")
@@ -71,7 +71,7 @@ def test_a_nudge_during_a_run_is_not_lost() -> None:
         assert go_on.wait(5)
 
     loop = Loop("slow", 3600.0, slow)
-    live = LiveLoops([loop], SystemClock(), nudged=("slow",))
+    live = LiveLoops([loop], SystemClock(), nudged={"slow": 0.0})
     live.start()
     try:
         assert inside.wait(5)

@@ -76,7 +76,7 @@ def check_plan(picture: World, plan: Plan) -> None:
         assert all(start < end for start, end in placement.intervals)
         assert all(a[1] <= b[0] for a, b in zip(placement.intervals, placement.intervals[1:], strict=False))
         first = max(picture.now, one.flex.earliest_at or picture.now, one.not_before_at or picture.now)
-        assert placement.intervals[0][0] >= first - timedelta(seconds=1)
+        assert stays or placement.intervals[0][0] >= first - timedelta(seconds=1)
         if one.flex.pausable is not Pausable.CHECKPOINT:
             assert len(placement.intervals) == 1
         length = sum((end - start).total_seconds() for start, end in placement.intervals)

@@ -44,14 +44,16 @@ def test_a_checkpointing_job_is_paused_in_one_region_and_resumed_in_the_other(tm
                 str(work),
                 "--no-wait",
                 "--",
+                "sh",
+                "-c",
                 f"python job.py {STEPS} 0.25 {output} && cat data.txt && echo MY_SETTING=$MY_SETTING",
             )
             assert "mover" in submitted
             first = plane.wait_state("mover", "running")
             assert first["region"] == "cheap"
 
-            # a call of the utility: nothing may draw power in the first region for an hour
-            plane.gridshift("events", "create", "--region", "cheap", "--limit-w", "0", "--duration", "1h", "--event-id", "call-1")
+            # a call of the utility: nothing may draw power in the first region for eight hours, longer than it can wait
+            plane.gridshift("events", "create", "--region", "cheap", "--limit-w", "0", "--duration", "8h", "--id", "call-1")
             moved = plane.wait_state("mover", "paused", "launching", "succeeded", timeout_s=60)
             assert moved["pauses"] == 1
             ended = plane.wait_state("mover", "succeeded", timeout_s=120)

@@ -1,0 +1,211 @@
+"""Our own API: jobs, intents, the plan, regions, signals and the control plane's own state."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from dispatcher.clock import VirtualClock
+from policies.world import Alternative, JobState, Placement, Plan
+from signals.points import Kind, Quality, SignalPoint
+from tests.api.fake import FakeServices, Server, in_an_hour
+
+FLEX = {"gridshift.pausable": "checkpoint", "gridshift.team": "vision", "gridshift.group": "nightly"}
+
+
+def act(server: Server, job_id: str, what: str) -> Any:
+    return server.call("POST", f"/v1/jobs/{job_id}/{what}")
+
+
+def test_submit_and_read_back(server: Server, services: FakeServices) -> None:
+    deadline = in_an_hour()
+    body = {"entrypoint": "python t.py", "metadata": {**FLEX, "gridshift.deadline": deadline, "gridshift.runtime": "10m"}}
+    answer = server.call("POST", "/v1/jobs", json=body)
+    assert answer.status_code == 201
+    job = answer.json()
+    assert (job["state"], job["team"], job["group"], job["runtime_s"]) == ("queued", "vision", "nightly", 600.0)
+    assert datetime.fromisoformat(job["deadline_at"]) == datetime.fromisoformat(deadline)
+    attempt = services.launch(job["id"])
+    found = server.get(f"/v1/jobs/{job['id']}")
+    assert found["state"] == "running" and found["region"] == "north"
+    assert found["attempts"][0]["submission_id"] == attempt.submission_id == f"{job['id']}-1"
+    kinds = [event["new_state"] for event in server.get(f"/v1/jobs/{job['id']}/events")["events"]]
+    assert kinds == ["queued", "launching", "running"]
+    services.say(attempt, "line\n")
+    assert server.call("GET", f"/v1/jobs/{job['id']}/logs").text == "line\n"
+    assert server.call("GET", f"/v1/jobs/{job['id']}/result").status_code == 404
+
+
+def test_pages(server: Server, services: FakeServices) -> None:
+    for n in range(5):
+        server.submit(f"j{n}", metadata={"gridshift.team": "a" if n % 2 else "b"})
+    services.change("j0", to=JobState.CANCELLED)
+    seen: list[str] = []
+    cursor = None
+    while True:
+        page = server.get("/v1/jobs", params={"limit": 2, "cursor": cursor})
+        seen += [job["id"] for job in page["jobs"]]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            break
+    assert seen == ["j4", "j3", "j2", "j1", "j0"]
+    assert [job["id"] for job in server.get("/v1/jobs?state=cancelled")["jobs"]] == ["j0"]
+    assert [job["id"] for job in server.get("/v1/jobs?team=a")["jobs"]] == ["j3", "j1"]
+    for wrong in ("state=done", "limit=0", "limit=x", "limit=99999", "cursor=zzz", "stat=queued", "limit=²"):
+        assert server.call("GET", f"/v1/jobs?{wrong}").status_code == 422, wrong
+
+
+def test_cancel(server: Server, services: FakeServices) -> None:
+    server.submit("j")
+    before = services.nudges
+    assert act(server, "j", "cancel").json()["cancel_requested"] is True
+    assert services.nudges > before
+    events = len(services.store.events("j"))
+    assert act(server, "j", "cancel").status_code == 200
+    assert len(services.store.events("j")) == events
+    assert act(server, "j", "pause").status_code == 409
+    services.change("j", to=JobState.CANCELLED)
+    assert act(server, "j", "cancel").json()["state"] == "cancelled"
+    server.submit("k")
+    services.end(services.launch("k"), JobState.SUCCEEDED)
+    told = act(server, "k", "cancel")
+    assert told.status_code == 409 and told.json()["error"]["message"] == "job k has ended (succeeded) and cannot be cancelled"
+    assert server.call("POST", "/api/jobs/k/stop").json() == {"stopped": False}
+    assert services.store.job("k").cancel_requested_at is None
+
+
+def test_pause_and_resume(server: Server, services: FakeServices) -> None:
+    server.submit("plain")
+    server.submit("check", metadata=FLEX)
+    assert act(server, "plain", "pause").json()["held"] is True
+    assert act(server, "plain", "pause").status_code == 200
+    assert act(server, "plain", "resume").json()["held"] is False
+    assert act(server, "plain", "resume").status_code == 200
+    services.launch("plain")
+    told = act(server, "plain", "pause")
+    assert told.status_code == 409 and "without gridshift.pausable=checkpoint" in told.json()["error"]["message"]
+    services.launch("check")
+    assert act(server, "check", "pause").json()["held"] is True
+    services.change("check", to=JobState.SUCCEEDED)
+    for what in ("pause", "resume"):
+        assert act(server, "check", what).status_code == 409
+
+
+def test_delete_hides_and_keeps_the_id(server: Server, services: FakeServices) -> None:
+    server.submit("j")
+    assert server.call("DELETE", "/api/jobs/j").status_code == 400
+    services.change("j", to=JobState.CANCELLED)
+    assert server.call("DELETE", "/api/jobs/j").json() == {"deleted": True}
+    assert server.call("DELETE", "/api/jobs/j").status_code == 404
+    assert server.get("/api/jobs/") == [] and server.get("/v1/jobs")["jobs"] == []
+    assert server.call("GET", "/v1/jobs/j").status_code == 404
+    assert server.submit("j").status_code == 400
+
+
+def test_an_intent_that_loses_a_race_is_decided_anew(
+    server: Server, services: FakeServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.submit("j")
+    real, raced = services.store.apply, []
+
+    def apply(changes: Any) -> Any:
+        if not raced:
+            raced.append(1)
+            services.launch("j")
+        return real(changes)
+
+    monkeypatch.setattr(services.store, "apply", apply)
+    assert act(server, "j", "cancel").status_code == 200
+    job = services.store.job("j")
+    assert job.cancel_requested_at is not None and job.state is JobState.RUNNING
+
+
+def test_the_plan(server: Server, services: FakeServices) -> None:
+    assert server.call("GET", "/v1/plan").status_code == 404
+    server.submit("j", metadata=FLEX)
+    server.submit("k", metadata=FLEX)
+    now = datetime.now(UTC)
+    late = Alternative("south", now, 9.0, "dearer by 4.00 EUR")
+    times = ((now, now + timedelta(hours=1)),)
+    placement = Placement("j", "north", times, 5.0, 1.5, None, 0.0, "cheapest start", run_now_cost=7.0, alternatives=(late,))
+    services.plan = Plan(now, now + timedelta(days=2), 900, {"j": placement}, {"k": "no region has room"}, 5.0, 4.5, 0.1)
+    plan = server.get("/v1/plan")
+    assert plan["placements"][0]["intervals"] == [[now.isoformat(), (now + timedelta(hours=1)).isoformat()]]
+    assert (plan["currency"], plan["bound"], plan["gap"], plan["unplaced"]) == ("EUR", 4.5, 0.1, {"k": "no region has room"})
+    told = server.get("/v1/plan/j")
+    assert told["placement"]["run_now_cost"] == 7.0 and told["alternatives"][0]["why_not"] == "dearer by 4.00 EUR"
+    assert told["why"] == "submitted; plan: cheapest start"
+    assert server.get("/v1/plan/k")["why"] == "submitted; not placed: no region has room"
+    services.change("j", to=JobState.CANCELLED, reason="cancelled")
+    assert server.get("/v1/plan/j")["placement"] is None
+
+
+def test_regions_and_signals(server: Server) -> None:
+    north, south = server.get("/v1/regions")["regions"]
+    assert north["price"] == {"unit": "EUR/MWh", "source": "csv", "now": 50.0, "basis": "published"}
+    assert north["carbon"] is None and north["budget_w"] == 500.0 and north["power_limit_w"] is None
+    assert south["reachable"] is False and south["error"] == "refused" and south["observed_at"] is None
+    series = server.get("/v1/signals?region=north&kind=price")
+    assert series["values"] == [50.0, None, -3.0] and series["basis"][1] == "unknown"
+    assert server.call("GET", "/v1/signals?region=north&kind=carbon").status_code == 404
+    for wrong in ("", "region=x&kind=price", "region=north&kind=wind", "region=north"):
+        assert server.call("GET", f"/v1/signals?{wrong}").status_code == 422
+
+
+def test_status_health_and_metrics(server: Server, services: FakeServices) -> None:
+    server.submit("j")
+    server.submit("j")
+    status = server.get("/v1/status")
+    assert status["counts"]["queued"] == 1 and status["counts"]["failed"] == 0
+    assert status["alarms"][0]["sentence"] == "south does not answer" and status["replay"] is False
+    figures = server.call("GET", "/metrics").text
+    for line in (
+        'gridshift_jobs{state="queued"} 1.0',
+        'gridshift_region_reachable{region="south"} 0.0',
+        'gridshift_region_draw_watts{region="north"} 800.0',
+        'gridshift_submissions_total{outcome="accepted"} 1.0',
+        'gridshift_submissions_total{outcome="refused"} 1.0',
+        'gridshift_loop_last_seconds{loop="control"} 0.01',
+    ):
+        assert line in figures
+    assert server.get("/readyz") == {"ready": True, "problems": []}
+    services.control_error = "ValueError: x"
+    services.control_ran_at = services.clock.now() - timedelta(minutes=2)
+    ready = server.call("GET", "/readyz")
+    assert ready.status_code == 503 and len(ready.json()["problems"]) == 2
+    assert server.get("/healthz") == {"ok": True}
+
+
+def test_documented(server: Server) -> None:
+    paths = server.get("/openapi.json")["paths"]
+    assert {"/v1/jobs", "/v1/plan/{job_id}", "/v1/webhooks/{source}", "/v1/self", "/metrics"} <= set(paths)
+    assert all(operation["summary"] for path in paths.values() for operation in path.values())
+    assert server.call("GET", "/docs").status_code == 200
+
+
+def test_savings_compare_with_running_at_once(server: Server, services: FakeServices) -> None:
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    services.clock = VirtualClock(start)
+    prices = (100.0, 100.0, 100.0, 10.0, 10.0, 10.0)
+    services.signals.append(
+        [
+            SignalPoint("north", Kind.PRICE, "EUR/MWh", start + timedelta(hours=n), start + timedelta(hours=n + 1), None, start,
+                        price, Quality.MEASURED, "csv")
+            for n, price in enumerate(prices)
+        ]
+    )  # fmt: skip
+    server.submit("j", metadata={**FLEX, "gridshift.power_w": "1000", "gridshift.deadline": "5h", "gridshift.runtime": "1h"})
+    server.submit("unknown", metadata={**FLEX, "gridshift.power_w": "1000", "gridshift.regions": "south"})
+    services.clock.advance(3 * 3600)
+    first, second = services.launch("j"), services.launch("unknown", "south")
+    services.clock.advance(3 * 3600)  # ends an hour after its deadline
+    for attempt, cost in ((first, 0.02), (second, None)):
+        services.change(attempt.job_id, energy_kwh=2.0, cost=cost, cost_currency="EUR", carbon_kg=None)
+        services.end(attempt, JobState.SUCCEEDED)
+    told = server.get("/v1/savings")
+    totals = told["totals"]
+    assert totals["jobs"] == 2 and totals["energy_kwh"] == 4.0 and totals["deadline_misses"] == 1
+    assert totals["cost"] == 0.02 and totals["cost_run_now"] == pytest.approx(0.2)  # 2 h at 100 EUR/MWh and 1 kW
+    assert totals["carbon_kg"] is None and totals["carbon_kg_run_now"] is None
+    assert told["energy_basis"] == "modelled"
+    assert "cost: 1 of 2 jobs are left out on both sides, because a signal is unknown" in told["caveats"]
