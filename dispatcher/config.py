@@ -154,6 +154,7 @@ class Config(BaseSettings):
             move_gb_per_s=planning.move_gb_per_s,
             default_region=planning.default_region or (self.regions[0].name if self.regions else None),
             min_chunk_s=planning.min_chunk_s,
+            launch_s=planning.launch_s,
         )
 
 

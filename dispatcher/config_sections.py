@@ -156,8 +156,9 @@ class PlanningConfig(Section):
     move_cost_per_gb: float = Field(0.02, ge=0)
     move_gb_per_s: float = Field(0.1, gt=0)
     min_chunk: Duration = "15m"
+    launch_time: Duration = "10s"
 
-    _numbers = field_validator("default_runtime", "min_chunk", mode="before")(_number_as_text)
+    _numbers = field_validator("default_runtime", "min_chunk", "launch_time", mode="before")(_number_as_text)
 
     @field_validator("slot_minutes", mode="before")
     @classmethod
@@ -168,6 +169,11 @@ class PlanningConfig(Section):
     def default_runtime_s(self) -> float:
         """``default_runtime`` in seconds."""
         return parse_duration(self.default_runtime)
+
+    @property
+    def launch_s(self) -> float:
+        """``launch_time`` in seconds."""
+        return parse_duration(self.launch_time)
 
     @property
     def min_chunk_s(self) -> float:

@@ -565,7 +565,7 @@ class Control:
     def plan(self, now: datetime) -> None:
         """Make a new plan when there is flexible work; the planner runs elsewhere and is waited for."""
         world = self._world
-        if world is None or not any(view.flex.flexible for view in world.jobs):
+        if world is None or not self.book.ready or not any(view.flex.flexible for view in world.jobs):
             return
         self._plan = self._planner(replace(world, now=now, plan=self._plan))
         self.nudge()

@@ -37,7 +37,8 @@ from dispatcher.up import end_process
 SPEED = 720.0  # a day in two minutes
 START = datetime(2026, 1, 14, 5, 0, tzinfo=UTC)
 LIMIT_S = 270.0
-SCARCITY_AT_S, SCARCITY_LENGTH_S = 32.0, 30.0  # wall seconds after the first submission
+LAUNCH_S = 4.0  # wall seconds that Ray takes to start a job here: half an hour and more of the replay's time
+SCARCITY_AFTER_S, SCARCITY_LENGTH_S = 12.0, 50.0  # wall seconds: called once pausable work runs, not before the first
 SCARCE_REGION, OTHER_REGION = "north", "south"
 STEP_S = 0.5
 
@@ -67,6 +68,7 @@ carbon_price_per_tonne = 80.0
 horizon_hours = 30
 default_runtime = "1h"
 min_chunk = "30m"
+launch_time = "{launch_s:.0f}s"
 [replay]
 start = "{start}"
 speed = {speed}
@@ -121,7 +123,10 @@ def control_plane(base: Path, rays: dict[str, LocalRay], secret: str) -> Iterato
     )
     config = base / "gridshift.toml"
     config.write_text(
-        CONFIG.format(port=port, data_dir=base / "data", start=START.isoformat(), speed=SPEED) + north + south, encoding="utf-8"
+        CONFIG.format(port=port, data_dir=base / "data", start=START.isoformat(), speed=SPEED, launch_s=LAUNCH_S * SPEED)
+        + north
+        + south,
+        encoding="utf-8",
     )
     log = base / "control-plane.log"
     env = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "GRIDSHIFT_"))}
@@ -307,7 +312,10 @@ def _play(address: str, base: Path, secret: str, say: Console) -> dict[str, Any]
             status = requests.get(f"{address}/v1/status", timeout=10).json()
             jobs = [client.get(job_id) for job_id in ids]
             elapsed_s = time.monotonic() - started
-            if not called and elapsed_s >= SCARCITY_AT_S:
+            in_the_way = any(
+                job.state == "running" and job["region"] == SCARCE_REGION and job["pausable"] == "checkpoint" for job in jobs
+            )
+            if not called and elapsed_s >= SCARCITY_AFTER_S and in_the_way:
                 call_scarcity(address, secret, datetime.fromisoformat(status["now"]))
                 called = True
             if view is not None:

@@ -110,6 +110,27 @@ def end_marked(home: Path | str, grace_s: float) -> None:
         time.sleep(0.05)
 
 
+def clean_up(home: Path) -> None:
+    """End whatever still belongs to the local Ray in ``home`` and remove the folder."""
+    end_marked(home, grace_s=STOP_GRACE_S)
+    shutil.rmtree(home, ignore_errors=True)
+
+
+def start_guard(home: Path) -> "subprocess.Popen[bytes]":
+    """Start a small process that cleans up ``home`` once we are gone, however we went: a closed terminal or a SIGKILL runs no
+    handler of ours. It waits for the end of a pipe that only we hold open; kill it before an orderly clean-up."""
+    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    return subprocess.Popen(
+        ["/bin/sh", "-c", 'read -r _; exec "$0" -m dispatcher.local_ray "$1"', sys.executable, str(home)],
+        env={**os.environ, "PYTHONPATH": path},
+        cwd="/",
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
 class LocalRay:
     """One Ray head named ``name``; two with different names (or base dirs) run side by side.
 
@@ -138,6 +159,7 @@ class LocalRay:
         self._limit_s = start_limit_s
         self._port: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
         self._home: Path | None = None
         self._lock_file: IO[str] | None = None
         self._stop_lock = threading.Lock()
@@ -226,8 +248,7 @@ class LocalRay:
         with contextlib.suppress(FileNotFoundError, ValueError, KeyError):
             left = Path(json.loads(self._state_path().read_text())["home"])
             if left.name.startswith("gs") and left.is_absolute():
-                end_marked(left, grace_s=STOP_GRACE_S)
-                shutil.rmtree(left, ignore_errors=True)
+                clean_up(left)
 
     def _try_start(self, port: int | None) -> bool:
         """One try, at ``port`` or a free one; False when the head ended at once."""
@@ -238,6 +259,7 @@ class LocalRay:
         home = Path(tempfile.mkdtemp(prefix="gs", dir=root))
         self._home = home
         self._state_path().write_text(json.dumps({"home": str(home)}))
+        self._guard = start_guard(home)
         ports = free_ports(9)
         if port is not None:
             ports[1] = port
@@ -342,11 +364,17 @@ class LocalRay:
 
     def _end(self) -> None:
         """End the processes of this try and remove its folder."""
-        process, home = self._process, self._home
+        process, home, guard = self._process, self._home, self._guard
+        if guard is not None:
+            guard.kill()
+            guard.communicate()
         if home is not None:
             # The head's own orderly end takes 5 s and more, and nothing of it is kept; the grace is for the users' processes.
-            end_marked(home, grace_s=STOP_GRACE_S)
+            clean_up(home)
             if process is not None:
                 process.wait()
-            shutil.rmtree(home, ignore_errors=True)
-        self._process = self._home = None
+        self._process = self._home = self._guard = None
+
+
+if __name__ == "__main__":
+    clean_up(Path(sys.argv[1]))

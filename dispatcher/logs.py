@@ -271,7 +271,7 @@ class LogFollower:
         """Follow what is watched, until cancelled."""
         self._loop = asyncio.get_running_loop()
         following: dict[str, asyncio.Task[None]] = {}
-        fetching: set[asyncio.Task[None]] = set()
+        ending: set[asyncio.Task[None]] = set()
         fetches = asyncio.Semaphore(FETCHES_AT_ONCE)
 
         async def fetch(attempt: Attempt) -> None:
@@ -285,19 +285,24 @@ class LogFollower:
                     wanted, finishing = dict(self._wanted), self._finishing
                     self._finishing = {}
                 for sid in following.keys() - wanted.keys():
-                    following.pop(sid).cancel()
+                    task = following.pop(sid)
+                    # It says goodbye to the cluster before it ends; it is waited for like a fetch.
+                    ending.add(task)
+                    task.add_done_callback(ending.discard)
+                    task.cancel()
                 for sid in wanted.keys() - following.keys():
                     following[sid] = asyncio.create_task(self._follow(wanted[sid]))
                 for attempt in finishing.values():
                     task = asyncio.create_task(fetch(attempt))
-                    fetching.add(task)
-                    task.add_done_callback(fetching.discard)
+                    ending.add(task)
+                    task.add_done_callback(ending.discard)
                 await self._wake.wait()
         finally:
             self._loop = None
-            tasks = [*following.values(), *fetching]
+            tasks = [*following.values(), *ending]
             for task in tasks:
-                task.cancel()
+                if not task.cancelling():
+                    task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             for http in self._https.values():
                 http.close()
@@ -324,7 +329,14 @@ class LogFollower:
         job_id, number = attempt.job_id, attempt.attempt
         fresh = False
         async with _Connect(
-            url, additional_headers=headers, proxy=None, max_size=MAX_FRAME_BYTES, open_timeout=10, close_timeout=1
+            url,
+            additional_headers=headers,
+            proxy=None,
+            # Ray's dashboard hands an offer of compression on to its own backend, and then every frame gets lost.
+            compression=None,
+            max_size=MAX_FRAME_BYTES,
+            open_timeout=10,
+            close_timeout=1,
         ) as tail:
             skip = self._store.size(job_id, number)
             async for frame in tail:

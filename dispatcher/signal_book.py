@@ -75,6 +75,7 @@ class SignalBook:
         self._lock = threading.Lock()
         self._series: dict[tuple[str, str], SlotSeries | None] = {}
         self._session = requests.Session()
+        self.ready = False  # until every feed has been asked once: before that, unknown only means not asked yet
 
     # --- reading --------------------------------------------------------------------------------------------------
 

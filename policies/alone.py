@@ -96,4 +96,5 @@ def _pieces(jobs: Shape, lane: Lane, grid: Grid) -> Floats:
 def shape_of(jobs: Sequence[tuple[float, float, float, float, float, bool]]) -> Shape:
     """A Shape from (ready_s, end_s, run_s, power_w, fixed, whole) of each job."""
     table = np.array(jobs, dtype=np.float64).reshape(len(jobs), 6)
-    return Shape(*table[:, :5].T, whole=table[:, 5] > 0)
+    ready_s, end_s, run_s, power_w, fixed, whole = table.T
+    return Shape(ready_s, end_s, run_s, power_w, fixed, whole > 0)

@@ -25,6 +25,8 @@ from policies.world import (
 )
 
 _WAITING = frozenset({JobState.QUEUED, JobState.PAUSED})
+#: Seconds beyond a checkpoint's own time by which a job is asked before a limit begins: a few ticks and the stop itself.
+ASK_EARLIER_S = 15.0
 
 
 def decide(world: World) -> list[Action]:
@@ -93,7 +95,7 @@ def _meet_limit(room: Room, world: World, acted: set[str]) -> list[Action]:
     """Pause what may be paused until the region is within its limit, cheapest loss first; say so when that is too little."""
     excess_w = room.excess_w
     if excess_w <= 0:
-        return []
+        return _prepare(room, world, acted)
     actions: list[Action] = []
     here = [job for job in world.jobs if job.region == room.view.name and job.state in PLACED]
     going = sum(job.flex.power_w * room.view.pue for job in here if job.id in acted and not _leaving(job))
@@ -119,6 +121,36 @@ def _meet_limit(room: Room, world: World, acted: set[str]) -> list[Action]:
         )
         actions.append(Alarm(f"limit {room.view.name}", room.view.name, sentence))
     return actions
+
+
+def _prepare(room: Room, world: World, acted: set[str]) -> list[Action]:
+    """Ask in time for a limit that is about to begin: a job is asked when its checkpoint would just be done by then."""
+    actions: list[Action] = []
+    asked: set[str] = set()
+    for budget in room.coming:
+        left_s = (budget.start - world.now).total_seconds()
+        here = [job for job in world.jobs if job.region == room.view.name and job.state in PLACED]
+        staying = [
+            j for j in here if not _leaving(j) and j.id not in acted and j.id not in asked and _left_s(j, world) > left_s
+        ]
+        excess_w = sum(job.flex.power_w for job in staying) * room.view.pue + room.view.bypass_w - budget.limit_w
+        for job in sorted((j for j in staying if _pausable_now(j)), key=lambda j: _pause_cost(j, world.now)):
+            if excess_w <= 0:
+                break
+            if not _may_ask(job, world.now, world.settings.checkpoint_retry_s):
+                continue
+            excess_w -= job.flex.power_w * room.view.pue
+            if left_s <= job.flex.checkpoint_s + ASK_EARLIER_S:
+                asked.add(job.id)
+                limit = f"{kw(budget.limit_w)} from {hhmm(budget.start)} ({budget.reason or f'event {budget.event_id}'})"
+                actions.append(AskCheckpoint(job.id, f"{room.view.name} may draw {limit}: asked to pause"))
+    return actions
+
+
+def _left_s(job: JobView, world: World) -> float:
+    """Seconds that a placed job will still run, as expected."""
+    ran_s = (world.now - job.run_started_at).total_seconds() if job.run_started_at is not None else 0.0
+    return job.remaining_s - ran_s
 
 
 def _leaving(job: JobView) -> bool:
@@ -158,7 +190,7 @@ def _plan_wants_pause(job: JobView, world: World) -> str | None:
         return None
     if not _may_ask(job, world.now, settings.checkpoint_retry_s):
         return None
-    if _running_at(placement, world.now) and placement.region == job.region:
+    if _running_at(placement, world) and placement.region == job.region:
         return None
     upcoming = [start for start, end in placement.intervals if end > world.now]
     if not upcoming:
@@ -166,8 +198,26 @@ def _plan_wants_pause(job: JobView, world: World) -> str | None:
     return f"{placement.reason}; asked to pause until {hhmm(max(upcoming[0], world.now))} in {placement.region}"
 
 
-def _running_at(placement: Placement, now: datetime) -> bool:
+def _running_at(placement: Placement, world: World) -> bool:
+    """Whether the plan has the job running now."""
+    now = _plan_moment(world)
     return any(start <= now < end for start, end in placement.intervals)
+
+
+def _plan_moment(world: World) -> datetime:
+    """Now; a plan may be a moment younger than this world, and then speaks of its own moment."""
+    return max(world.now, world.plan.made_at) if world.plan is not None else world.now
+
+
+def _worth_starting(job: JobView, placement: Placement, world: World) -> bool:
+    """Whether the plan has the job run now, for long enough to be worth a start."""
+    enough_s = min(world.settings.min_chunk_s, job.remaining_s)
+    now = _plan_moment(world)
+    last = placement.intervals[-1]
+    return any(
+        start <= now < end and ((start, end) == last or (end - now).total_seconds() >= enough_s)
+        for start, end in placement.intervals
+    )
 
 
 def last_safe_start(job: JobView, world: World) -> datetime | None:
@@ -177,7 +227,7 @@ def last_safe_start(job: JobView, world: World) -> datetime | None:
     if deadline is None:
         return None
     settings = world.settings
-    slack_s = settings.deadline_margin_s + settings.runtime_slack * job.remaining_s
+    slack_s = settings.launch_s + settings.deadline_margin_s + settings.runtime_slack * job.remaining_s
     restart_s = job.flex.restart_s if job.state is JobState.PAUSED else 0.0
     return deadline - timedelta(seconds=job.remaining_s + restart_s + slack_s)
 
@@ -205,7 +255,7 @@ def _launch_or_hold(job: JobView, world: World, room: dict[str, Room]) -> Action
     if placement is None:
         why = world.plan.unplaced.get(job.id) if world.plan is not None else None
         return _hold(job, why or "waits for the plan, which is being made", world)
-    if _running_at(placement, now):
+    if _worth_starting(job, placement, world):
         refusal = (
             room[placement.region].refusal(job.flex.gpus, job.flex.power_w) if placement.region in room else "no such region"
         )
@@ -233,7 +283,9 @@ def _launch_anywhere(job: JobView, world: World, room: dict[str, Room], sentence
         first = world.settings.default_region
         allowed.sort(key=lambda name: name != first)
     else:
-        allowed.sort(key=lambda name: _price_now(room[name], world))
+        origin = job.region if job.state is JobState.PAUSED else job.flex.data_region
+        far = job.flex.data_gb > 0 and origin is not None  # fetching data takes time that is not there any more
+        allowed.sort(key=lambda name: (far and name != origin, _price_now(room[name], world)))
     refusals = []
     for name in allowed:
         refusal = room[name].refusal(job.flex.gpus, job.flex.power_w)

@@ -94,6 +94,8 @@ class Lane:
     gpus: Floats
     jobs: Floats
     power: Floats
+    limited: bool
+    partly_unknown: bool
 
     def cost(self, grid: Grid, power_w: float, begin: Floats, end: Floats) -> Floats:
         """Cost of a draw over each [begin, end) (seconds from now), planning currency; unknown stretches count as 0."""
@@ -111,7 +113,10 @@ class Lane:
 
     def blocked(self, gpus: float, power_w: float) -> Bools:
         """Slots in which a job of that size has no room."""
-        full = self.power + power_w * self.view.pue > self.limit_w + SLACK
+        if self.limited:
+            full = self.power + power_w * self.view.pue > self.limit_w + SLACK
+        else:
+            full = np.zeros(len(self.power), dtype=bool)
         if self.view.gpus is not None and gpus > 0:
             full |= self.gpus + gpus > self.view.gpus + SLACK
         if self.view.max_jobs is not None:
@@ -120,9 +125,8 @@ class Lane:
 
     def reserve(self, grid: Grid, begin: float, end: float, gpus: float, power_w: float, sign: float = 1.0) -> None:
         """Take (or with ``sign`` -1 give back) room over [begin, end)."""
-        first = int(np.searchsorted(grid.edges, begin + SLACK, side="right")) - 1
-        last = int(grid.slots_until(np.array([end]))[0])
-        part = slice(max(first, 0), max(last, 0))
+        first, last = np.searchsorted(grid.edges, (begin + SLACK, end - SLACK), side="right")
+        part = slice(max(int(first) - 1, 0), max(int(last), 0))
         self.gpus[part] += sign * gpus
         self.jobs[part] += sign
         self.power[part] += sign * power_w * self.view.pue
@@ -149,6 +153,7 @@ def make_lane(view: RegionView, world: World, grid: Grid) -> Lane:
     unknown = np.isnan(per_mwh)
     rate = np.where(unknown, 0.0, per_mwh) / 1000.0 * view.pue
     lengths, n = grid.lengths, len(grid.edges) - 1
+    limit_w = _limits(view, world.budgets, grid)
     return Lane(
         view=view,
         price=price,
@@ -156,10 +161,12 @@ def make_lane(view: RegionView, world: World, grid: Grid) -> Lane:
         rate=rate,
         integral=np.concatenate(([0.0], np.cumsum(rate * lengths / 3600.0))),
         unknown_s=np.concatenate(([0.0], np.cumsum(unknown * lengths))),
-        limit_w=_limits(view, world.budgets, grid),
+        limit_w=limit_w,
         gpus=np.zeros(n),
         jobs=np.zeros(n),
         power=np.full(n, view.bypass_w),
+        limited=bool(np.isfinite(limit_w).any()),
+        partly_unknown=bool(unknown.any()),
     )
 
 

@@ -3,10 +3,12 @@
 A job that may not be paused gets one window; one that can be paused may also get several chunks, each resume paid for.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from policies.alone import alone, shape_of
 from policies.grid import Bools, Floats, Grid, Lane, shifted_away
 from policies.room import SLACK
 from policies.world import JobState, JobView, Pausable, RegionView, World
@@ -15,8 +17,8 @@ from policies.world import JobState, JobView, Pausable, RegionView, World
 HYSTERESIS = 0.02
 #: What each pause must save, as a share of the cost without it: every pause is also a risk, and a nuisance to its owner.
 PAUSE_GAIN = 0.05
-#: Share of the window's free slots, cheapest first, from which chunks are tried.
-_SHARES = np.linspace(0.1, 1.0, 8)
+#: How far from the cheapest slots that could hold the work (0) towards all free slots (1) chunks are tried.
+_SHARES = (0.0, 0.05, 0.12, 0.25, 0.5, 1.0)
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,11 @@ class Option:
     within_slack: bool = True
     within_rules: bool = True
     note: str = ""
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing but its cost could be better."""
+        return self.late_s <= 0 and self.known and self.within_slack and self.within_rules
 
     @property
     def order(self) -> tuple[float, bool, bool, bool, float, float]:
@@ -60,8 +67,9 @@ class Entry:
 class Task:
     """A job to place and everything about it that does not change from round to round. Seconds count from now.
 
-    ``rules`` has the slots a region's ceilings and shift rules forbid, ``entry`` what beginning there costs. ``urgency`` orders
-    tasks, ``nowhere`` says why no region is left.
+    ``rules`` has the slots a region's ceilings and shift rules forbid (None: none), ``entry`` what beginning there costs,
+    ``alone`` its floor, cheapest window's cost and start were there no other job. ``urgency`` orders tasks, ``nowhere`` says
+    why no region is left.
     """
 
     job: JobView
@@ -73,8 +81,9 @@ class Task:
     planned: tuple[str, float] | None
     regions: tuple[RegionView, ...]
     nowhere: str
-    rules: dict[str, Bools] = field(default_factory=dict)
+    rules: dict[str, Bools | None] = field(default_factory=dict)
     entry: dict[str, Entry] = field(default_factory=dict)
+    alone: dict[str, tuple[float, float, float]] = field(default_factory=dict)
 
     @property
     def urgency(self) -> tuple[bool, int, float, float, str]:
@@ -93,13 +102,16 @@ class Task:
         allowed = {view.name for view in self.regions}
         for view in self.regions:
             lane = lanes[view.name]
+            self.entry[view.name] = _entry(self.job, view, world)
+            if flex.max_price is None and flex.max_carbon is None and not world.shifts:
+                self.rules[view.name] = None
+                continue
             mask = shifted_away(view.name, allowed, world.shifts, grid)
             if flex.max_price is not None:
                 mask |= ~(lane.price <= flex.max_price)
             if flex.max_carbon is not None:
                 mask |= ~(lane.carbon <= flex.max_carbon)
-            self.rules[view.name] = mask
-            self.entry[view.name] = _entry(self.job, view, world)
+            self.rules[view.name] = mask if mask.any() else None
 
 
 def make_tasks(world: World) -> tuple[list[Task], dict[str, str]]:
@@ -118,7 +130,7 @@ def make_tasks(world: World) -> tuple[list[Task], dict[str, str]]:
             resumed_s = flex.restart_s if job.attempt > 1 else 0.0
             work_s = max(work_s + resumed_s - (now - job.run_started_at).total_seconds(), min(60.0, work_s))
         named = [view for view in world.regions if not flex.regions or view.name in flex.regions]
-        usable = tuple(view for view in named if (view.reachable or (movable and view.name == job.region)) and _fits(job, view))
+        usable = tuple(v for v in named if (movable and v.name == job.region) or (v.reachable and _fits(job, v)))
         if not usable:
             silent = [view.name for view in named if not view.reachable]
             why = f"{', '.join(silent)} does not answer" if silent else f"it needs {flex.gpus:g} GPUs or {flex.power_w:g} W"
@@ -138,7 +150,7 @@ def make_tasks(world: World) -> tuple[list[Task], dict[str, str]]:
                 earliest_s=max([0.0, *waits]),
                 deadline_s=deadline_s,
                 slack_s=settings.deadline_margin_s + settings.runtime_slack * work_s,
-                running_in=job.region if movable else None,
+                running_in=job.region if movable and any(view.name == job.region for view in usable) else None,
                 planned=planned,
                 regions=usable,
                 nowhere="every slot is taken",
@@ -161,9 +173,38 @@ def _entry(job: JobView, view: RegionView, world: World) -> Entry:
     settings = world.settings
     # Nobody moves data ahead of a job: the attempt fetches it when it begins, and so runs longer by that.
     extra_s = move_gb / settings.move_gb_per_s if settings.move_gb_per_s > 0 else 0.0
-    extra_s += job.flex.restart_s if resumed else 0.0
+    extra_s += settings.launch_s + (job.flex.restart_s if resumed else 0.0)
     delay_s = job.flex.checkpoint_s if job.state is JobState.RUNNING else 0.0
     return Entry(delay_s, extra_s, move_gb * settings.move_cost_per_gb)
+
+
+def measure_alone(tasks: Sequence[Task], lanes: dict[str, Lane], grid: Grid) -> None:
+    """Fill each task's ``alone``."""
+    for name, lane in lanes.items():
+        here = [task for task in tasks if name in task.rules]
+        if not here:
+            continue
+        found = alone(shape_of([_shape(task, name, task.deadline_s) for task in here]), lane, grid)
+        for task, *figures in zip(here, found.floor.tolist(), found.cost.tolist(), found.start_s.tolist(), strict=True):
+            task.alone[name] = (figures[0], figures[1], figures[2])
+
+
+def _shape(task: Task, name: str, end_s: float) -> tuple[float, float, float, float, float, bool]:
+    entry = Entry() if name == task.running_in else task.entry[name]
+    whole = task.job.flex.pausable is not Pausable.CHECKPOINT
+    ready_s = task.earliest_s + entry.delay_s
+    return ready_s, end_s, task.work_s + entry.restart_s, task.job.flex.power_w, entry.cost, whole
+
+
+def floors_when_late(tasks: Sequence[Task], lanes: dict[str, Lane], grid: Grid) -> list[float]:
+    """For each task a cost that nothing undercuts, however late it may end and in however many pieces."""
+    least = np.full(len(tasks), np.inf)
+    for name, lane in lanes.items():
+        here = [index for index, task in enumerate(tasks) if name in task.rules]
+        if here:
+            shapes = [(*_shape(tasks[index], name, float(grid.edges[-1]))[:5], False) for index in here]
+            least[here] = np.minimum(least[here], alone(shape_of(shapes), lane, grid).floor)
+    return [float(value) for value in least]
 
 
 # --- options ----------------------------------------------------------------------------------------------------------
@@ -175,7 +216,9 @@ def go_on(task: Task, lane: Lane, world: World, grid: Grid) -> Option | None:
     whole = _stay(task, lane, grid)
     if whole is not None and not (whole.known and whole.within_slack):
         return whole
-    taken = lane.blocked(task.job.flex.gpus, task.job.flex.power_w) | task.rules[lane.view.name]
+    taken, rules = lane.blocked(task.job.flex.gpus, task.job.flex.power_w), task.rules[lane.view.name]
+    if rules is not None:
+        taken |= rules
     return _chunks(task, lane, world, grid, taken, whole, going_on=True) or whole
 
 
@@ -195,12 +238,14 @@ def _stay(task: Task, lane: Lane, grid: Grid) -> Option | None:
     )
 
 
-def best_in_lane(task: Task, lane: Lane, world: World, grid: Grid) -> Option | None:
-    """The best way to begin (or resume) the job in this region, or None when it has no room up to the horizon."""
+def best_in_lane(task: Task, lane: Lane, world: World, grid: Grid, beat: float = np.inf) -> Option | None:
+    """The best way to begin (or resume) the job in this region, or None when it has no room up to the horizon. Parts that
+    could not cost less than ``beat`` are not looked for."""
     full = lane.blocked(task.job.flex.gpus, task.job.flex.power_w)
     rules = task.rules[lane.view.name]
-    best = _window(task, lane, grid, full | rules)
-    if rules.any() and (best is None or best.late_s > 0):
+    taken = full if rules is None else full | rules
+    best = _window(task, lane, grid, taken)
+    if rules is not None and (best is None or best.late_s > 0):
         # Its last chance is worth more than its ceilings: a job is never lost to them.
         forced = _window(task, lane, grid, full)
         if forced is not None and (best is None or forced.late_s < best.late_s):
@@ -216,103 +261,136 @@ def best_in_lane(task: Task, lane: Lane, world: World, grid: Grid) -> Option | N
             )
     if task.job.flex.pausable is Pausable.CHECKPOINT and (best is None or best.known):
         in_time = best is not None and best.within_slack and best.within_rules
-        return _chunks(task, lane, world, grid, full | rules, best if in_time else None) or best
+        return _chunks(task, lane, world, grid, taken, best if in_time else None, beat=beat) or best
     return best
 
 
 def _window(task: Task, lane: Lane, grid: Grid, taken: Bools) -> Option | None:
     """The best single window among all starts on the grid, and the first possible moment."""
-    entry, power_w = task.entry[lane.view.name], task.job.flex.power_w
+    entry, kw = task.entry[lane.view.name], task.job.flex.power_w / 1000.0
     ready = task.earliest_s + entry.delay_s
     run_s = task.work_s + entry.restart_s
-    begins = np.concatenate(([ready], grid.edges[:-1][grid.edges[:-1] > ready + SLACK]))
+    n = len(taken)
+    follower = min(int(np.searchsorted(grid.edges, ready + SLACK, side="right")), n)
+    begins = np.concatenate(([ready], grid.edges[follower:n]))
     ends = begins + run_s
     before = np.concatenate(([0], np.cumsum(taken)))
-    first = np.minimum(np.searchsorted(grid.edges, begins + SLACK, side="right") - 1, len(taken))
-    free = (before[np.maximum(grid.slots_until(ends), first)] - before[first]) == 0
-    free &= (ends <= grid.edges[-1] + SLACK) | (begins <= ready + SLACK)
-    if not free.any():
-        return None
-    costs = lane.cost(grid, power_w, begins, ends) + entry.cost
-    unknown = lane.unknown(grid, begins, ends)
-    slack = ends <= task.deadline_s - task.slack_s
-
-    def option(index: int) -> Option:
-        return Option(
-            lane.view.name,
-            ((float(begins[index]), float(ends[index])),),
-            float(costs[index]),
-            known=not bool(unknown[index]),
-            late_s=max(0.0, float(ends[index]) - task.deadline_s),
-            within_slack=bool(slack[index]),
-        )
-
-    good = np.flatnonzero(free & ~unknown & slack)
+    free = before[grid.slots_until(ends)] <= before[follower - 1 : n]
+    within = int(np.searchsorted(ends, min(task.deadline_s - task.slack_s, grid.edges[-1] + SLACK), side="right"))
+    sure = free[:within]
+    if lane.partly_unknown:
+        sure = sure & ~lane.unknown(grid, begins[:within], ends[:within])
+    good = np.flatnonzero(sure)
     if len(good):
-        least = float(costs[good].min())
+        spans = np.interp(ends[good], grid.edges, lane.integral) - np.interp(begins[good], grid.edges, lane.integral)
+        costs = kw * spans + entry.cost
+        least = float(costs.min())
         # the earliest of those that cost the same: a thousandth is not worth waiting for
-        index = int(good[np.argmax(costs[good] <= least + 1e-3 * abs(least) + 1e-12)])
-        return option(_as_planned(task, lane, begins, costs, good, index))
+        best = int(np.argmax(costs <= least + 1e-3 * abs(least) + 1e-12))
+        best = _as_planned(task, lane, begins[good], costs, best)
+        begin, end = float(begins[good[best]]), float(ends[good[best]])
+        return Option(lane.view.name, ((begin, end),), float(costs[best]), late_s=max(0.0, end - task.deadline_s))
     # Without slack, or without a known price, waiting gains nothing that could be relied on: the first moment is best.
-    return option(int(np.flatnonzero(free)[0]))
+    possible = free & (ends <= grid.edges[-1] + SLACK)
+    possible[0] = free[0]
+    if not possible.any():
+        return None
+    index = int(np.argmax(possible))
+    first, last = begins[index : index + 1], ends[index : index + 1]
+    return Option(
+        lane.view.name,
+        ((float(first[0]), float(last[0])),),
+        float(lane.cost(grid, task.job.flex.power_w, first, last)[0]) + entry.cost,
+        known=not bool(lane.unknown(grid, first, last)[0]),
+        late_s=max(0.0, float(last[0]) - task.deadline_s),
+        within_slack=bool(last[0] <= task.deadline_s - task.slack_s),
+    )
 
 
-def _as_planned(task: Task, lane: Lane, begins: Floats, costs: Floats, good: np.ndarray, best: int) -> int:
+def _as_planned(task: Task, lane: Lane, begins: Floats, costs: Floats, best: int) -> int:
     """Keep the start that was planned before while a better one gains too little to be worth the change."""
     if task.planned is None or task.planned[0] != lane.view.name:
         return best
-    same = good[np.abs(begins[good] - max(task.planned[1], begins[0])) < 1.0]
+    same = np.flatnonzero(np.abs(begins - max(task.planned[1], begins[0])) < 1.0)
     if len(same) and costs[same[0]] <= costs[best] + HYSTERESIS * abs(costs[best]):
         return int(same[0])
     return best
 
 
 def _chunks(
-    task: Task, lane: Lane, world: World, grid: Grid, taken: Bools, whole: Option | None, *, going_on: bool = False
+    task: Task,
+    lane: Lane,
+    world: World,
+    grid: Grid,
+    taken: Bools,
+    whole: Option | None,
+    *,
+    going_on: bool = False,
+    beat: float = np.inf,
 ) -> Option | None:
     """Several windows in cheap slots, each resume and checkpoint paid for with run time; None unless each pause among them
-    makes it noticeably cheaper than ``whole`` (None: nothing else ends in time). ``going_on``: the first is the run that is under way."""
+    makes it noticeably cheaper than ``whole`` (None: nothing else ends in time). ``going_on``: the first is the run
+    that is under way."""
     min_chunk_s = max(world.settings.min_chunk_s, 2 * (task.job.flex.restart_s + task.job.flex.checkpoint_s))
     entry = Entry() if going_on else task.entry[lane.view.name]
     ready, last = task.earliest_s + entry.delay_s, task.deadline_s - task.slack_s
-    begins, ends = np.maximum(grid.edges[:-1], ready), np.minimum(grid.edges[1:], last)
-    usable = ~taken & (ends > begins + SLACK) & ~np.isnan(lane.price)
-    if task.work_s < 2 * min_chunk_s or not usable.any():
+    if task.work_s < 2 * min_chunk_s:
         return None
+    begins, ends = np.maximum(grid.edges[:-1], ready), np.minimum(grid.edges[1:], last)
+    usable = ~taken & (ends > begins + SLACK)
+    if lane.partly_unknown:
+        usable &= np.diff(lane.unknown_s) <= SLACK
     rates = np.sort(lane.rate[usable])
+    # So many of the cheapest slots at least; fewer could not hold the work.
+    needed = int(task.work_s // world.settings.slot_s)
+    kw = task.job.flex.power_w / 1000.0
+    if whole is not None:
+        beat = min(beat, whole.cost - PAUSE_GAIN * abs(whole.cost))
+    if needed >= len(rates) or kw * float(rates[:needed].sum()) * world.settings.slot_s / 3600.0 + entry.cost >= beat:
+        return None
     best, best_cost = None, whole.cost if whole is not None else np.inf
+    tried = -np.inf
     for share in _SHARES:
-        cheap = usable & (lane.rate <= rates[int(share * (len(rates) - 1))] + 1e-12)
+        dearest = float(rates[int(needed + share * (len(rates) - 1 - needed))])
+        if dearest <= tried:
+            continue
+        tried = dearest
+        cheap = usable & (lane.rate <= dearest + 1e-12)
         if going_on and not cheap[0]:
             continue
         runs = _runs(cheap, begins, ends)
         runs = [run for run in runs if run[1] - run[0] >= min_chunk_s or (going_on and run[0] <= SLACK)]
-        intervals = _trim(runs, task, entry.restart_s, min_chunk_s)
-        if intervals is None or len(intervals) < 2:
+        again_s = task.job.flex.restart_s + world.settings.launch_s
+        intervals = _trim(runs, task, entry.restart_s, again_s, min_chunk_s)
+        if intervals is None:
             continue
-        b, e = np.array([i[0] for i in intervals]), np.array([i[1] for i in intervals])
-        cost = float(np.sum(lane.cost(grid, task.job.flex.power_w, b, e))) + entry.cost
+        if len(intervals) < 2:
+            break  # dearer slots only make the one window longer
+        spans = np.interp(np.array(intervals), grid.edges, lane.integral)
+        cost = kw * float(np.sum(spans[:, 1] - spans[:, 0])) + entry.cost
         with_bother = cost + PAUSE_GAIN * abs(whole.cost if whole is not None else cost) * (len(intervals) - 1)
-        if not lane.unknown(grid, b, e).any() and with_bother < best_cost:
+        if with_bother < best_cost:
             best, best_cost = Option(lane.view.name, tuple(intervals), cost), with_bother
     return best
 
 
 def _runs(mask: Bools, begins: Floats, ends: Floats) -> list[tuple[float, float]]:
     """Stretches of neighbouring slots as (begin, end)."""
-    edges = np.flatnonzero(np.diff(np.concatenate(([0], mask.astype(np.int8), [0]))))
-    return [(float(begins[a]), float(ends[b - 1])) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+    padded = np.zeros(len(mask) + 2, dtype=bool)
+    padded[1:-1] = mask
+    edges = np.flatnonzero(padded[1:] != padded[:-1])
+    return list(zip(begins[edges[::2]].tolist(), ends[edges[1::2] - 1].tolist(), strict=True))
 
 
 def _trim(
-    runs: list[tuple[float, float]], task: Task, first_restart_s: float, min_chunk_s: float
+    runs: list[tuple[float, float]], task: Task, first_restart_s: float, again_s: float, min_chunk_s: float
 ) -> list[tuple[float, float]] | None:
     """The first of ``runs`` that together hold the work, the last cut to what is left of it; None when they do not."""
     left_s = task.work_s + first_restart_s
     intervals: list[tuple[float, float]] = []
     for begin, end in runs:
         if intervals:
-            left_s += task.job.flex.restart_s
+            left_s += again_s
         if end - begin >= left_s:
             intervals.append((begin, begin + max(left_s, 0.0)))
             return intervals if intervals[-1][1] - intervals[-1][0] >= min(min_chunk_s, left_s) else None

@@ -10,7 +10,17 @@ from collections.abc import Iterable
 import numpy as np
 
 from policies.grid import Grid, Lane, make_grid, make_lane
-from policies.placing import PAUSE_GAIN, Option, Task, best_in_lane, go_on, make_tasks
+from policies.placing import (
+    HYSTERESIS,
+    PAUSE_GAIN,
+    Option,
+    Task,
+    best_in_lane,
+    floors_when_late,
+    go_on,
+    make_tasks,
+    measure_alone,
+)
 from policies.sentences import hhmm
 from policies.world import PLACED, Alternative, JobState, Pausable, Placement, Plan, World
 
@@ -29,6 +39,7 @@ def plan(world: World) -> Plan:
     _reserve_fixed(world, grid, base)
     for task in tasks:
         task.lay_rules(world, grid, base)
+    measure_alone(tasks, base, grid)
     order = sorted(tasks, key=lambda task: task.urgency)
     best, lanes = _best_of_rounds(order, world, grid, base)
 
@@ -40,7 +51,7 @@ def plan(world: World) -> Plan:
         else:
             placements[task.job.id] = _placement(task, option, world, grid, lanes)
     objective = _objective(best, tasks, world)
-    bound = min(objective, sum(_bound(task, best[task.job.id], grid, base) for task in tasks if task.job.id in best))
+    bound = min(objective, _bound(best, tasks, grid, base))
     return Plan(
         made_at=world.now,
         horizon_end=grid.moment(grid.edges[-1]),
@@ -101,9 +112,10 @@ def _best_of_rounds(
         if score < best_score:
             best, best_score, lanes = chosen, score, trial
         promoted = [task for task in order if task.job.id in late and task.can_be_in_time]
+        moved = {task.job.id for task in promoted}
         if not promoted:
             break
-        order = promoted + [task for task in order if task not in promoted]
+        order = promoted + [task for task in order if task.job.id not in moved]
     return best, lanes
 
 
@@ -115,8 +127,8 @@ def _reserve(task: Task, option: Option, grid: Grid, lanes: dict[str, Lane], sig
 def _place(
     task: Task, chosen: dict[str, Option], world: World, grid: Grid, lanes: dict[str, Lane], keep: Option | None = None
 ) -> None:
-    options = [option for name in task.rules if (option := best_in_lane(task, lanes[name], world, grid)) is not None]
-    option = min(options, key=lambda one: one.order, default=keep)
+    unknown = task.running_in is not None and not lanes[task.running_in].view.reachable
+    option = keep if unknown else _cheapest(task, world, grid, lanes) or keep
     if task.running_in is not None:
         here = go_on(task, lanes[task.running_in], world, grid)
         cheaper = option is not None and option.late_s <= 0 and _saves(option, here) if here else True
@@ -124,6 +136,27 @@ def _place(
     if option is not None:
         chosen[task.job.id] = option
         _reserve(task, option, grid, lanes)
+
+
+def _cheapest(task: Task, world: World, grid: Grid, lanes: dict[str, Lane]) -> Option | None:
+    """The best of all regions; one that cannot be better even without other jobs is not looked at."""
+    best: Option | None = None
+    planned = task.planned[0] if task.planned is not None else ""
+    gain = 0.0
+    for name in sorted(task.rules, key=lambda name: (name != planned, task.alone[name][0])):
+        if not lanes[name].view.reachable:
+            continue  # what runs there is unknown, and nothing new is sent there
+        if best is not None and best.clean and task.alone[name][0] >= best.cost - gain * abs(best.cost):
+            continue
+        beat = best.cost if best is not None and best.clean else np.inf
+        option = best_in_lane(task, lanes[name], world, grid, beat)
+        if option is None:
+            continue
+        if best is None or option.order < best.order:
+            if best is not None and best.clean and option.clean and option.cost >= best.cost - gain * abs(best.cost):
+                continue
+            best, gain = option, HYSTERESIS if name == planned else 0.0
+    return best
 
 
 def _saves(option: Option, here: Option) -> bool:
@@ -146,18 +179,19 @@ def _objective(best: dict[str, Option], tasks: Iterable[Task], world: World) -> 
     return total
 
 
-def _bound(task: Task, option: Option, grid: Grid, lanes: dict[str, Lane]) -> float:
-    """No schedule can place this job cheaper: its cheapest slots, whole or in part, in its cheapest region, alone."""
-    least = np.inf
-    lengths = grid.lengths
-    end_s = task.deadline_s if option.late_s <= 0 and option.within_rules else np.inf
-    for name in task.rules:
-        lane = lanes[name]
-        usable = np.clip(np.minimum(grid.edges[1:], end_s) - np.maximum(grid.edges[:-1], task.earliest_s), 0.0, lengths)
-        ranked = np.argsort(lane.rate, kind="stable")
-        taken = np.clip(task.work_s - np.concatenate(([0.0], np.cumsum(usable[ranked])[:-1])), 0.0, usable[ranked])
-        least = min(least, float(np.sum(taken * lane.rate[ranked])) / 3600.0 * task.job.flex.power_w / 1000.0)
-    return min(least, option.cost)
+def _bound(best: dict[str, Option], tasks: Iterable[Task], grid: Grid, lanes: dict[str, Lane]) -> float:
+    """No schedule can place these jobs cheaper: each at its cheapest place and time, as if it were alone."""
+    total, late = 0.0, []
+    for task in tasks:
+        option = best.get(task.job.id)
+        if option is None:
+            continue
+        if option.late_s > 0 or not option.within_rules:
+            late.append((task, option))
+        else:
+            total += min(option.cost, *(figures[0] for figures in task.alone.values()))
+    floors = floors_when_late([task for task, _ in late], lanes, grid)
+    return total + sum(min(option.cost, floor) for (_, option), floor in zip(late, floors, strict=True))
 
 
 def _placement(task: Task, option: Option, world: World, grid: Grid, lanes: dict[str, Lane]) -> Placement:
@@ -225,17 +259,22 @@ def _alternatives(
             else (f"costs {more:.3g} {unit} more" if more > 0 else "has no room for it now")
         )
         found.append(Alternative(now_in, grid.moment(task.earliest_s), now_cost, why))
-    for name in task.rules:
+    for name, (_, cost, start_s) in task.alone.items():
         if name == option.region:
             continue
-        other = best_in_lane(task, lanes[name], world, grid)
-        if other is None:
-            found.append(Alternative(name, grid.moment(task.earliest_s), None, "has no room for it"))
-        elif other.late_s > 0 >= option.late_s:
-            found.append(Alternative(name, grid.moment(other.intervals[0][0]), other.cost, "would end after the deadline"))
+        lane, begin, end = lanes[name], np.array([start_s]), np.array([start_s + task.work_s])
+        rules = task.rules[name]
+        if not np.isfinite(cost):
+            found.append(Alternative(name, grid.moment(start_s), None, "would end after the deadline"))
+        elif lane.unknown(grid, begin, end)[0]:
+            found.append(Alternative(name, grid.moment(start_s), None, "its cost is unknown"))
+        elif rules is not None and rules[min(int(grid.slots_until(end)[0]), len(rules)) - 1]:
+            found.append(Alternative(name, grid.moment(start_s), cost, "a ceiling or a shift rule forbids it"))
+        elif cost > option.cost:
+            why = f"costs {cost - option.cost:.3g} {unit} more"
+            found.append(Alternative(name, grid.moment(start_s), cost, why))
         else:
-            why = f"costs {other.cost - option.cost:.3g} {unit} more" if other.known else "its cost is unknown"
-            found.append(Alternative(name, grid.moment(other.intervals[0][0]), other.cost if other.known else None, why))
+            found.append(Alternative(name, grid.moment(start_s), cost, "its room is taken then, or it saves too little"))
     return tuple(found[:MAX_ALTERNATIVES])
 
 

@@ -9,6 +9,8 @@ from policies.world import PLACED, Budget, JobView, RegionView, World
 
 #: Sums of floats are compared with this slack, in GPUs or W.
 SLACK = 1e-6
+#: How far ahead a coming limit is looked at: no job is asked earlier than its own checkpoint takes.
+LEAD_S = 1800.0
 
 
 @dataclass
@@ -17,6 +19,7 @@ class Room:
 
     ``draw_w`` is at the meter: jobs' mean draw x PUE and what bypasses gridshift. ``leaving_w`` is the part of it that is being
     paused or stopped already. ``limit_w`` is the lowest limit in force, None when there is none; ``limit_reason`` names it.
+    ``coming`` are the limits that begin within LEAD_S, the first one first.
     """
 
     view: RegionView
@@ -26,6 +29,7 @@ class Room:
     leaving_w: float
     limit_w: float | None
     limit_reason: str
+    coming: tuple[Budget, ...] = ()
 
     def refusal(self, gpus: float, power_w: float) -> str | None:
         """Why a job of that size has no room here now, or None when it has."""
@@ -84,5 +88,11 @@ def rooms(world: World) -> dict[str, Room]:
             leaving_w=sum(job.flex.power_w for job in leaving) * view.pue,
             limit_w=limit_w,
             limit_reason=reason,
+            coming=tuple(
+                sorted(
+                    (b for b in world.budgets if b.region == view.name and 0 < (b.start - world.now).total_seconds() <= LEAD_S),
+                    key=lambda b: b.start,
+                )
+            ),
         )
     return made

@@ -156,7 +156,8 @@ class ShiftWindow:
 @dataclass(frozen=True, slots=True)
 class Settings:
     """What the operator set for planning. ``carbon_price`` is planning currency per tonne CO2e; ``move_cost_per_gb`` is
-    planning currency per GB; ``move_gb_per_s`` is the transfer rate assumed between regions."""
+    planning currency per GB; ``move_gb_per_s`` is the transfer rate assumed between regions; ``launch_s`` is the time from a
+    launch until the job runs, ``runtime_slack`` the share of a run time that may be added by its being an estimate."""
 
     slot_s: int = 900
     horizon_s: int = 48 * 3600
@@ -170,6 +171,7 @@ class Settings:
     runtime_slack: float = 0.1
     checkpoint_retry_s: float = 600.0
     deadline_margin_s: float = 60.0
+    launch_s: float = 10.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -309,7 +309,8 @@ def _job_details(job_id: str, now: datetime) -> None:
     if job["state"] in ACTIVE:
         answer = read_or_say("The plan for it", f"/v1/plan/{job_path(job_id).rsplit('/', 1)[1]}")
         if answer is not None:
-            st.html(parts.why(answer, now))
+            plan, _ = _plan(CHART_S)
+            st.html(parts.why(answer, now, str((plan or {}).get("currency") or "")))
     st.html(parts.attempts(job, now))
     answer = read_or_say("Its events", job_path(job_id, "/events"))
     if answer is not None:

@@ -22,6 +22,8 @@ def command(address: str, port: int, token: str | None = None) -> tuple[list[str
         "server.runOnSave": "false",
         "browser.gatherUsageStats": "false",
         "browser.serverAddress": "127.0.0.1",
+        # Streamlit's own red is kept for alarms.
+        "theme.primaryColor": "#0072B2",
         "client.toolbarMode": "viewer",
         "client.showErrorDetails": "none",
         "client.showErrorLinks": "false",

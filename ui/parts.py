@@ -55,7 +55,9 @@ def header(status: Json, address: str) -> str:
 
 def counts(status: Json) -> str:
     """How many jobs are in each state."""
-    by_state: Mapping[str, int] = status.get("counts") or {}
+    by_state: Mapping[str, int] | None = status.get("counts")
+    if by_state is None:
+        return '<div class="gs gs-counts">jobs by state: unknown</div>'
     names = [*STATES, *(name for name in by_state if name not in STATES)]
     cells = [
         f'<span class="gs-count {"" if by_state.get(name) else "gs-zero"}">'
@@ -178,6 +180,8 @@ def regions(answer: Sequence[Json], now: datetime | None) -> str:
 def _gpus(region: Json, reachable: bool) -> str:
     total, used, jobs = region.get("gpus"), region.get("gpus_used"), region.get("jobs_running")
     running = f"{number_text(jobs, digits=0)} job{'' if jobs == 1 else 's'} running"
+    if not reachable and not region.get("observed_at"):
+        return f"{UNKNOWN}<small>never seen</small>"
     if not reachable:
         return f"{UNKNOWN}<small>last: {number_text(used)} of {number_text(total)}, {running}</small>"
     share = float(used) / float(total) if total and used is not None else None
@@ -190,6 +194,8 @@ def _draw(region: Json, reachable: bool) -> str:
     limit = min(limits, default=None)
     name = "budget" if budget is not None and limit == budget and limit != standing else "limit"
     bound = f"{name} {power_text(limit)}" if limit is not None else "no limit"
+    if not reachable and not region.get("observed_at"):
+        return f"{UNKNOWN}<small>{bound}</small>"
     if not reachable:
         return f"{UNKNOWN}<small>last: {power_text(draw)}, {bound}</small>"
     over = limit is not None and draw is not None and float(draw) > limit
@@ -213,22 +219,28 @@ def legend(answer: Sequence[Json]) -> str:
 def plan_line(plan: Json, now: datetime | None) -> str:
     """When the plan was made, what it costs, how good it is, and which jobs it cannot serve."""
     money = str(plan.get("currency") or "")
-    pieces = [f"plan made {clock_text(plan.get('made_at'), now)} UTC", f"{len(plan.get('placements') or ()):,} jobs placed"]
+    pieces = [f"plan made {clock_text(plan.get('made_at'), now)} UTC", f"{len(plan['placements']):,} jobs placed"]
     pieces.append(f"objective {number_text(plan.get('objective'), money)}")
     if plan.get("gap") is not None:
         pieces.append(f"at most {number_text(100.0 * float(plan['gap']), '%', 1)} above a proven lower bound")
-    late = [p for p in plan.get("placements") or () if float(p.get("late_s") or 0.0) > 0]
+    late = [p for p in plan["placements"] if float(p.get("late_s") or 0.0) > 0]
     line = f'<div class="gs gs-dim">{escape(" · ".join(pieces))}</div>'
     if late:
         worst = max(late, key=lambda p: float(p["late_s"]))
         text = f"{len(late)} job{'s are' if len(late) > 1 else ' is'} planned to miss the deadline; worst {worst['job_id']}"
         line += box("warn", f"<b>Late:</b> {escape(text)}, by {duration_text(float(worst['late_s']))}", "alert")
-    unplaced: Mapping[str, str] = plan.get("unplaced") or {}
-    if unplaced:
-        first = "; ".join(f"{name}: {why}" for name, why in list(unplaced.items())[:3])
-        more = f"; and {len(unplaced) - 3} more" if len(unplaced) > 3 else ""
-        line += box("warn", f"<b>Not placed:</b> {escape(first + more)}", "alert")
+    by_reason: dict[str, list[str]] = {}
+    for name, why_not in (plan.get("unplaced") or {}).items():
+        by_reason.setdefault(str(why_not), []).append(str(name))
+    if by_reason:
+        told = [f"{_some(names)}: {why_not}" for why_not, names in list(by_reason.items())[:3]]
+        told += [f"and {len(by_reason) - 3} more reasons"] if len(by_reason) > 3 else []
+        line += box("warn", f"<b>Not placed:</b> {escape('; '.join(told))}", "alert")
     return line
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= 2 else f"{len(names):,} jobs ({names[0]} ...)"
 
 
 def savings_line(answer: Json) -> str:
@@ -322,27 +334,22 @@ def _exit(job: Json) -> str:
     return f"exit code {job['exit_code']}" if job.get("exit_code") not in (None, 0) else ""
 
 
-def why(answer: Json, now: datetime | None) -> str:
-    """The plan's word on a job, and what it considered instead."""
+def why(answer: Json, now: datetime | None, currency: str) -> str:
+    """The plan's word on a job, and what it considered instead; costs are in the plan's ``currency``."""
     parts = [f'<div class="gs"><h4>Plan</h4>{escape(str(answer.get("why") or "nothing is planned for it"))}</div>']
     others: Sequence[Json] = answer.get("alternatives") or ()
     if others:
-        money = _currency(answer)
         rows = [
             (
                 escape(str(other.get("region"))),
                 clock_text(other.get("start_at"), now),
-                number_text(other.get("cost"), money),
+                number_text(other.get("cost"), currency),
                 escape(str(other.get("why_not") or "")),
             )
             for other in others
         ]
         parts.append(table([("Instead in", ""), ("Start (UTC)", "gs-when"), ("Cost", "gs-num"), ("Why not", "")], rows))
     return "".join(parts)
-
-
-def _currency(answer: Json) -> str:
-    return str(answer.get("currency") or (answer.get("job") or {}).get("cost_currency") or "")
 
 
 def attempts(job: Json, now: datetime | None) -> str:

@@ -4,6 +4,7 @@ It knows attempts and the store; what a checkpoint or a result contains is the j
 """
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import secrets
@@ -199,7 +200,8 @@ def _write_result(path: Path, body: bytes) -> None:
         finally:
             os.close(folder)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise StoreUnavailable(f"the disk did not take the result ({error.strerror}); nothing was stored") from error
 
 

@@ -31,7 +31,8 @@ class ClusterInfo:
 
 @dataclass(frozen=True, slots=True)
 class AttemptStatus:
-    """What the cluster says of one submission; times as the cluster tells them (aware UTC, its own wall clock)."""
+    """What the cluster says of one submission; times as the cluster tells them (aware UTC, its own wall clock).
+    ``started_at`` is when it took the submission, which Ray calls its start, not when the entrypoint began to run."""
 
     status: RayStatus
     message: str = ""

@@ -48,7 +48,6 @@ class _Try:
     gpus: float
     submitted_at: datetime
     status: RayStatus = RayStatus.PENDING
-    started_at: datetime | None = None
     ends_at: datetime | None = None
     ended_at: datetime | None = None
     stop_asked: bool = False
@@ -288,7 +287,7 @@ class SimulatedCluster:
         self._queue = waiting
 
     def _start(self, sid: str, job: _Try, at: datetime) -> None:
-        job.status, job.started_at = RayStatus.RUNNING, at
+        job.status = RayStatus.RUNNING
         self._used += job.gpus
         if job.stop_asked:
             self._end(job, at, RayStatus.STOPPED, "Job was intentionally stopped.")
@@ -330,7 +329,7 @@ class SimulatedCluster:
             message=job.message or pending,
             error_type=job.error_type if job.ended_at else None,
             exit_code=job.exit_code,
-            started_at=self._wall_time(job.started_at or job.submitted_at),
+            started_at=self._wall_time(job.submitted_at),
             ended_at=self._wall_time(job.ended_at),
         )
 

@@ -15,3 +15,10 @@ def services(tmp_path: Path) -> FakeServices:
 def server(services: FakeServices) -> Iterator[Server]:
     with Server(services) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """For tests that store nothing."""
+    with Server(FakeServices(tmp_path_factory.mktemp("shared"))) as running:
+        yield running

@@ -5,7 +5,6 @@ import hmac
 import threading
 import time
 from concurrent.futures import Future
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -67,7 +66,7 @@ class FakeServices:
         view = RegionView("north", True, 8.0, None, None, price, None)
         other = RegionView("south", False, None, None, None, None, None)
         return Snapshot(
-            world=World(now=now, jobs=(), regions=(view, other), plan=self.plan),
+            world=World(now, (), (view, other), settings=self.config.planner_settings(), plan=self.plan),
             regions=(
                 RegionStatus("north", "http://127.0.0.1:1", True, now, None, "2.60.0", 8.0, 2.0, 1, 800.0, 500.0),
                 RegionStatus("south", "http://127.0.0.1:2", False, None, "refused", None, None, 0.0, 0, 0.0, None),
@@ -168,7 +167,7 @@ class Server:
 
     def __exit__(self, *_: object) -> None:
         self.http.close()
-        self.server.should_exit = True
+        self.server.should_exit = self.server.force_exit = True
         self.thread.join(20)
 
     def call(self, method: str, path: str, **more: Any) -> requests.Response:
@@ -189,6 +188,3 @@ class Server:
 def in_an_hour() -> str:
     """A deadline."""
     return (datetime.now(UTC) + timedelta(hours=1)).isoformat()
-
-
-__all__ = ["REGIONS", "FakeServices", "Server", "in_an_hour", "replace"]

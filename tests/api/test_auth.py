@@ -15,14 +15,15 @@ EVIL = {"Origin": "http://evil.example"}
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:80", "127.0.0.1", "127.9.9.9:1", "[::1]:8700", "localhost.:80"])
-def test_this_machines_names_are_answered_without_tokens(server: Server, host: str) -> None:
-    assert server.call("GET", "/v1/status", headers={"Host": host}).status_code == 200
+def test_this_machines_names_are_answered_without_tokens(shared: Server, host: str) -> None:
+    assert shared.call("GET", "/v1/status", headers={"Host": host}).status_code == 200
 
 
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:8700", "127.0.0.1.evil.example", "localhost.evil.example", "10.0.0.1", "[", "[::2]"]
 )
-def test_other_names_are_not(server: Server, services: FakeServices, host: str) -> None:
+def test_other_names_are_not(shared: Server, host: str) -> None:
+    server, services = shared, shared.services
     for path in ("/v1/status", "/api/version", "/api/jobs/", "/docs", "/metrics"):
         answer = server.call("GET", path, headers={"Host": host})
         assert answer.status_code == 421 and "gridshift tokens create" in answer.text
@@ -40,7 +41,8 @@ def test_other_names_are_not(server: Server, services: FakeServices, host: str) 
         {"Origin": "http://localhost:3000"},
     ],
 )
-def test_pages_of_others_cannot_use_a_browser(server: Server, services: FakeServices, headers: dict[str, str]) -> None:
+def test_pages_of_others_cannot_use_a_browser(shared: Server, headers: dict[str, str]) -> None:
+    server, services = shared, shared.services
     for path in ("/api/jobs/", "/v1/jobs"):
         answer = server.call("POST", path, data=b'{"entrypoint": "true"}', headers={"Content-Type": "text/plain", **headers})
         assert answer.status_code == 403

@@ -58,6 +58,10 @@ def budget(**more: Any) -> dict[str, Any]:
     return {"type": "power_budget", "data": event(**more)}
 
 
+def release(**more: Any) -> dict[str, Any]:
+    return {"type": "power_budget.cancelled", "data": {"event_id": "e1", **more}}
+
+
 def test_a_signed_event_is_stored_before_it_is_answered(hooked: Server) -> None:
     services = hooked.services
     before = services.nudges
@@ -79,13 +83,11 @@ def test_replayed_changed_and_ended(hooked: Server) -> None:
     assert (store.grid_events()[0].limit_w, store.grid_events()[0].version) == (500.0, 2)
     assert send(hooked, budget(limit_w=7, version=1)).json() == {"outcome": "stale"}
     assert send(hooked, budget(limit_w=7, version=9)).json() == {"outcome": "accepted"}
-    assert send(hooked, {"type": "power_budget.cancelled", "data": {"event_id": "e1", "version": 3}}).json() == {
-        "outcome": "stale"
-    }
-    assert send(hooked, {"type": "power_budget.cancelled", "data": {"event_id": "e1"}}).json() == {"outcome": "accepted"}
+    assert send(hooked, release(version=3)).json() == {"outcome": "stale"}
+    assert send(hooked, release()).json() == {"outcome": "accepted"}
     assert store.grid_events()[0].cancelled
-    assert send(hooked, {"type": "power_budget.cancelled", "data": {"event_id": "e1"}}).json() == {"outcome": "duplicate"}
-    assert send(hooked, {"type": "power_budget.cancelled", "data": {"event_id": "e2"}}).status_code == 404
+    assert send(hooked, release()).json() == {"outcome": "duplicate"}
+    assert send(hooked, release(event_id="e2")).status_code == 404
     assert hooked.get("/v1/events")["events"][0]["state"] == "cancelled"
 
 
@@ -112,7 +114,7 @@ def test_both_secrets_hold_while_they_are_rotated(hooked: Server) -> None:
 )
 def test_forged_releases_change_nothing(hooked: Server, forged: dict[str, str]) -> None:
     send(hooked, budget())
-    answer = send(hooked, {"type": "power_budget.cancelled", "data": {"event_id": "e1"}}, **forged)
+    answer = send(hooked, release(), **forged)
     assert answer.status_code == 401, answer.text
     assert not hooked.services.store.grid_events()[0].cancelled
 
@@ -136,16 +138,9 @@ def test_wrong_secret_old_message_changed_body_and_no_signature(hooked: Server) 
 @pytest.mark.parametrize(
     "message",
     [
-        "",
-        "{",
-        "[]",
-        {"type": "power_budget"},
-        {"type": "x", "data": event()},
-        {"data": event()},
-        budget(limit_w="5"),
-        budget(region="mars"),
-    ]
-    + [{"type": "power_budget.cancelled", "data": {"event_id": 5}}, {"type": "power_budget.cancelled", "data": []}],
+        *("", "{", "[]", {"type": "power_budget"}, {"type": "x", "data": event()}, {"data": event()}),
+        *(budget(limit_w="5"), budget(region="mars"), release(event_id=5), {**release(), "data": []}),
+    ],
 )
 def test_signed_nonsense(hooked: Server, message: Any) -> None:
     answer = send(hooked, message)
@@ -225,8 +220,8 @@ def test_scheduled_and_expired(server: Server) -> None:
         ({"surprise": 1}, "surprise"),
     ],
 )
-def test_wrong_events(server: Server, services: FakeServices, wrong: dict[str, Any], field: str) -> None:
-    answer = server.call("POST", "/v1/events", json={**event(), **wrong})
+def test_wrong_events(shared: Server, wrong: dict[str, Any], field: str) -> None:
+    answer = shared.call("POST", "/v1/events", json={**event(), **wrong})
     assert answer.status_code == 422, answer.text
     assert field in {problem["field"] for problem in answer.json()["error"]["problems"]}
-    assert services.store.grid_events() == []
+    assert shared.services.store.grid_events() == []

@@ -69,21 +69,22 @@ def test_kept_and_found_again(store: PackageStore) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "../x.zip",
-        "a/b.zip",
-        "/etc/passwd",
-        "x",
-        "x.py",
-        ".zip",
-        "..zip",
-        "a..b.zip",
-        "x.zip\x00",
-        "x.zip\n",
-        "é.zip",
-        "",
-        "a" * 300,
-    ]
-    + ["x.zip.json", ".upload-1.zip", "a\\b.zip"],
+        *[
+            "../x.zip",
+            "a/b.zip",
+            "/etc/passwd",
+            "x",
+            "x.py",
+            ".zip",
+            "..zip",
+            "a..b.zip",
+            "é.zip",
+            "x.zip.json",
+            ".upload-1.zip",
+            "a\\b.zip",
+        ],
+        *("x.zip\x00", "x.zip\n", "", "a" * 300),
+    ],
 )
 def test_names_that_are_none(store: PackageStore, name: str) -> None:
     for call in (store.exists, store.verify, store.path, store.upload, store.sha256, lambda n: store.put(n, b"")):

@@ -60,9 +60,8 @@ GOOD = {"entrypoint": "true"}
         ({**GOOD, "metadata": {"gridshift.dedline": "1h"}}, "gridshift.deadline"),
     ],
 )
-def test_a_wrong_submission_is_refused_in_both_dialects(
-    server: Server, services: FakeServices, body: dict[str, Any], field: str
-) -> None:
+def test_a_wrong_submission_is_refused_in_both_dialects(shared: Server, body: dict[str, Any], field: str) -> None:
+    server, services = shared, shared.services
     as_ray = server.call("POST", "/api/jobs/", json=body)
     assert as_ray.status_code == 400 and as_ray.headers["content-type"].startswith("text/plain")
     assert field in as_ray.text
@@ -108,7 +107,8 @@ def test_every_problem_is_named_at_once(server: Server) -> None:
         b"--boundary\r\nContent-Disposition: form-data\r\n",
     ],
 )
-def test_bodies_that_are_no_json_of_ours(server: Server, services: FakeServices, body: bytes) -> None:
+def test_bodies_that_are_no_json_of_ours(shared: Server, body: bytes) -> None:
+    server, services = shared, shared.services
     for path, status in (("/api/jobs/", 400), ("/v1/jobs", 422)):
         answer = server.call("POST", path, data=body, headers={"Content-Type": "text/html"})
         assert answer.status_code == status, answer.text
@@ -181,7 +181,8 @@ def test_an_upload_that_breaks_off_leaves_nothing(server: Server) -> None:
         "/api/packages/gcs/evil.sh",
     ],
 )
-def test_package_names_that_lead_elsewhere(server: Server, path: str) -> None:
+def test_package_names_that_lead_elsewhere(shared: Server, path: str) -> None:
+    server = shared
     assert server.call("PUT", path, data=b"x").status_code in (400, 404, 405)
     assert server.call("GET", path).status_code in (400, 404)
     assert list((server.services.data_dir / "packages").iterdir()) == []
@@ -193,7 +194,8 @@ def test_a_package_that_is_no_zip(server: Server) -> None:
 
 
 @pytest.mark.parametrize("job_id", ["x", "a%2Fb", "..", "%2e%2e", "a%00b", "%ff", "x" * 500, "a b", "é"])
-def test_unknown_ids(server: Server, job_id: str) -> None:
+def test_unknown_ids(shared: Server, job_id: str) -> None:
+    server = shared
     for method, path in (
         ("GET", "/api/jobs/{}"),
         ("DELETE", "/api/jobs/{}"),

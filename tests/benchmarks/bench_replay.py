@@ -36,6 +36,7 @@ currency = "EUR"
 carbon_price_per_tonne = 80.0
 horizon_hours = 30
 min_chunk = "30m"
+launch_time = "{launch_s:.0f}s"
 [fx]
 USD = 0.92
 [replay]
@@ -96,7 +97,7 @@ def main() -> int:
     work = Path(__file__).parents[1] / "real"
     with tempfile.TemporaryDirectory(prefix="gsb") as name, ray_clusters(Path(name), *ZONES, num_gpus=GPUS) as rays:
         base = Path(name)
-        config = HEAD.format(start=START.isoformat(), speed=speed) + "".join(
+        config = HEAD.format(start=START.isoformat(), speed=speed, launch_s=4 * speed) + "".join(
             REGION.format(
                 name=region,
                 address=rays[region].address,
@@ -149,7 +150,7 @@ def play(plane: Plane, jobs: list[dict[str, Any]], speed: float, work: Path) -> 
         while waiting and begun_at + timedelta(seconds=waiting[0]["at_s"]) <= now:
             job = waiting.pop(0)
             steps = max(1, round(job["length_s"] / speed / 0.25))
-            flex: dict[str, Any] = {"deadline": job["deadline"], "runtime": job["length_s"] + 2 * speed, "pausable": job["pausable"]}
+            flex: dict[str, Any] = {"deadline": job["deadline"], "runtime": job["length_s"] + speed, "pausable": job["pausable"]}
             if job["pausable"] == "checkpoint":
                 flex |= {"checkpoint_s": 4 * speed, "restart_s": 3 * speed}
             command = f"python stepper.py {steps} 0.25 {output / job['id']}"

@@ -5,6 +5,8 @@ import multiprocessing
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 import requests
 
+from dispatcher import local_ray
 from dispatcher.clusters import RayStatus, Submission
 from dispatcher.clusters.ray_http import RayCluster
 from dispatcher.errors import ClusterAccessDenied, GridshiftError
@@ -45,7 +48,7 @@ def test_our_secrets_and_another_rays_address_do_not_reach_it(tmp_path: Path, mo
     assert "RAY_ADDRESS" not in env
     assert "GRIDSHIFT_TOKEN" not in env
     assert env["RAY_AUTH_MODE"] == "disabled"
-    assert env["PATH"].startswith(f"{Path(os.sys.executable).parent}:")  # type: ignore[attr-defined]
+    assert env["PATH"].startswith(f"{Path(sys.executable).parent}:")
 
 
 def _sleep(home: str) -> None:
@@ -70,6 +73,24 @@ def test_leftovers_of_a_crash_are_found_and_ended(base: Path) -> None:
         LocalRay("x", base_dir=base, num_cpus=1).start()
     ray.stop()
     assert not (base / "local-ray-x.json").exists()
+
+
+def test_a_death_without_warning_is_cleaned_up_after(base: Path) -> None:
+    home = Path(tempfile.mkdtemp(prefix="gs"))
+    script = (
+        "import sys, time; from pathlib import Path; from dispatcher.local_ray import start_guard\n"
+        "guard = start_guard(Path(sys.argv[1])); print('ready', flush=True); time.sleep(60)"
+    )
+    root = Path(local_ray.__file__).parents[1]
+    sleeper = subprocess.Popen(["/bin/sleep", "60"], env={MARK: str(home)}, start_new_session=True)
+    owner = subprocess.Popen([sys.executable, "-c", script, str(home)], cwd=root, stdout=subprocess.PIPE)
+    assert owner.stdout is not None
+    assert owner.stdout.readline() == b"ready\n"
+    assert marked_processes(home) == {sleeper.pid}
+    owner.kill()
+    owner.communicate()
+    assert sleeper.wait(30) == -signal.SIGTERM
+    wait_until(lambda: not home.exists(), 30, "the folder to go")
 
 
 def test_another_folder_with_the_same_beginning_is_not_ours(tmp_path: Path) -> None:

@@ -243,7 +243,7 @@ def test_a_real_log_is_followed_to_its_end(store: LogStore, head: LocalRay) -> N
         running = asyncio.create_task(follower.run())
         follower.watch(attempt())
         await until(lambda: "first\n" in store.read_all("job"), 60)
-        assert "last\n" not in store.read_all("job")
+        assert "\nlast\n" not in store.read_all("job")
 
         def ended() -> bool:
             status = cluster.statuses(["job-1"])["job-1"]

@@ -18,7 +18,7 @@ from policies.world import (
 from signals.series import SlotSeries
 
 NOW = datetime(2026, 2, 3, 6, 0, tzinfo=UTC)
-SETTINGS = Settings(default_region="a", min_chunk_s=900.0)
+SETTINGS = Settings(default_region="a", min_chunk_s=900.0, launch_s=0.0)
 
 
 def series(values: list[float | None], unit: str = "EUR/MWh", start: datetime = NOW, slot_s: int = 900) -> SlotSeries:

@@ -3,6 +3,7 @@
 import pytest
 from selenium import webdriver
 from selenium.common.exceptions import StaleElementReferenceException, WebDriverException
+from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
@@ -10,7 +11,7 @@ from tests.helpers import wait_until
 from tests.ui.fake_api import FakeControlPlane
 
 pytestmark = pytest.mark.real
-LIMIT_S = 60
+LIMIT_S = 90
 
 
 def text(browser: webdriver.Chrome) -> str:
@@ -50,6 +51,14 @@ def open_job(browser: webdriver.Chrome, job_id: str) -> None:
     shows(browser, f"gridshift jobs logs {job_id}")
 
 
+def click_row(browser: webdriver.Chrome, row: int) -> None:
+    """Tick a row of the jobs table, which is drawn on a canvas: 35 pixels a row under a header of as many."""
+    canvas = browser.find_element(By.XPATH, "//canvas[@data-testid='data-grid-canvas']")
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", canvas)
+    left, top = 16 - canvas.size["width"] // 2, 35 * (row + 1) + 17 - canvas.size["height"] // 2
+    ActionChains(browser).move_to_element_with_offset(canvas, left, top).click().perform()
+
+
 def test_an_operator_reads_the_page_and_cancels_a_job(plane: FakeControlPlane, console: str, browser: webdriver.Chrome) -> None:
     browser.get(console)
     shows(browser, "ALARM us-east does not answer", "Tue 3 Mar 2026 03:12:05 UTC", "modelled", "UNREACHABLE", "4.3 kW OVER")
@@ -74,3 +83,28 @@ def test_an_operator_reads_the_page_and_cancels_a_job(plane: FakeControlPlane, c
     plane.start()
     shows(browser, "ALARM us-east does not answer", f"gridshift jobs logs {chosen}")
     assert plane.posts == [f"cancel {chosen}"]
+
+
+def test_a_clicked_job_stays_open_while_rows_move(plane: FakeControlPlane, console: str, browser: webdriver.Chrome) -> None:
+    browser.get(console)
+    shows(browser, "Power budgets", "Jobs")
+    wait_until(lambda: browser.find_elements(By.XPATH, "//canvas[@data-testid='data-grid-canvas']"), LIMIT_S, "the table")
+    first, chosen, third = (plane.jobs[n]["id"] for n in (0, 2, 3))
+    click_row(browser, 2)
+    shows(browser, f"gridshift jobs logs {chosen}", "3 succeeded")
+    plane.jobs[0]["state"] = "succeeded"  # it leaves the top of the table, and the others move up
+    shows(browser, "4 succeeded", f"gridshift jobs logs {chosen}")
+
+    click_row(browser, 2)
+    shows(browser, f"gridshift jobs logs {third}")
+    assert f"gridshift jobs logs {chosen}" not in text(browser)
+    open_job(browser, first)
+    press(browser, "Close")
+    wait_until(lambda: "gridshift jobs logs" not in text(browser), LIMIT_S, "the details to go")
+
+    plane.jobs[3]["pausable"] = "no"
+    open_job(browser, third)
+    press(browser, "Pause")
+    press(browser, "Yes, pause it")
+    shows(browser, f"job {third} cannot be paused while it runs")
+    assert plane.posts == [f"pause {third}"]
