@@ -24,7 +24,7 @@ EXAMPLE = """\
 #database_url_env = ""
 #database_url_file = ""
 #max_body_mb = 10.0
-#max_package_mb = 512.0
+#max_package_mb = 100.0
 # Storage that every region mounts, for jobs' checkpoints; empty means <data_dir>/checkpoints.
 #checkpoint_root = ""
 

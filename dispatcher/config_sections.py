@@ -105,7 +105,7 @@ class ServerConfig(Section):
     database_url_env: str = ""
     database_url_file: str = ""
     max_body_mb: float = Field(10.0, gt=0)
-    max_package_mb: float = Field(512.0, gt=0)
+    max_package_mb: float = Field(100.0, gt=0)  # Ray itself takes no larger request
     checkpoint_root: str = ""
 
     @property

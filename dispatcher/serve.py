@@ -169,7 +169,7 @@ class Server(uvicorn.Server):
         """Cut websockets, then shut down as usual."""
         for connection in list(self.server_state.connections):
             transport = getattr(connection, "transport", None)
-            if transport is not None and hasattr(connection, "handshake_started_event"):
+            if transport is not None and hasattr(connection, "handshake_complete"):
                 transport.abort()
         await super().shutdown(sockets)
 

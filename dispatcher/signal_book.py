@@ -137,7 +137,7 @@ class SignalBook:
 
     def refresh(self, now: datetime) -> bool:
         """Ask the feeds that are due and lay everything on slots again; return whether a series changed."""
-        changed = False
+        changed = not self.ready
         for (region, what), chain in self._chains.items():
             for source in chain:
                 self._ask(source, region, what, now)
@@ -154,6 +154,7 @@ class SignalBook:
                     and (series.values, series.source) != (before.values, before.source)
                 )
             )
+        self.ready = True
         return changed
 
     def _ask(self, source: _Source, region: str, what: str, now: datetime) -> None:

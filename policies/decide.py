@@ -4,7 +4,7 @@ The plan says when and where; this module keeps the promises around it: limits a
 job starts later than its last safe moment, and nothing is done twice. It plans nothing itself.
 """
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from policies.room import Room, rooms
 from policies.sentences import hhmm, kw
@@ -24,6 +24,7 @@ from policies.world import (
     World,
 )
 
+_NEVER = datetime.max.replace(tzinfo=UTC)
 _WAITING = frozenset({JobState.QUEUED, JobState.PAUSED})
 #: Seconds beyond a checkpoint's own time by which a job is asked before a limit begins: a few ticks and the stop itself.
 ASK_EARLIER_S = 15.0
@@ -56,10 +57,12 @@ def decide(world: World) -> list[Action]:
         if job.id not in acted and (reason := _plan_wants_pause(job, world)) is not None:
             act(job.id, AskCheckpoint(job.id, reason))
     # 4. launches, the most urgent first, so that the last room goes to whoever cannot wait
-    for job in sorted(
-        (j for j in world.jobs if j.state in _WAITING and not j.held and j.id not in acted), key=lambda j: _urgency(j, world)
-    ):
-        waiting = _launch_or_hold(job, world, room)
+    waiting_jobs = [
+        (last_safe_start(j, world), j) for j in world.jobs if j.state in _WAITING and not j.held and j.id not in acted
+    ]
+    waiting_jobs.sort(key=_urgency)
+    for last, job in waiting_jobs:
+        waiting = _launch_or_hold(job, last, world, room)
         if isinstance(waiting, Launch):
             room[waiting.region].take(job.flex.gpus, job.flex.power_w)
         if waiting is not None:
@@ -232,13 +235,13 @@ def last_safe_start(job: JobView, world: World) -> datetime | None:
     return deadline - timedelta(seconds=job.remaining_s + restart_s + slack_s)
 
 
-def _urgency(job: JobView, world: World) -> tuple[int, int, float, str]:
+def _urgency(waiting: tuple[datetime | None, JobView]) -> tuple[bool, int, datetime, str]:
     """Inflexible jobs first, then by priority, then by last safe start."""
-    last = last_safe_start(job, world)
-    return (job.flex.flexible, -job.flex.priority, last.timestamp() if last else float("inf"), job.id)
+    last, job = waiting
+    return (job.flex.flexible, -job.flex.priority, last if last is not None else _NEVER, job.id)
 
 
-def _launch_or_hold(job: JobView, world: World, room: dict[str, Room]) -> Action | None:
+def _launch_or_hold(job: JobView, last: datetime | None, world: World, room: dict[str, Room]) -> Action | None:
     now = world.now
     if job.not_before_at is not None and now < job.not_before_at:
         return None  # its sentence already says what happened
@@ -246,7 +249,6 @@ def _launch_or_hold(job: JobView, world: World, room: dict[str, Room]) -> Action
         return _launch_anywhere(job, world, room, "starts at once: it has no gridshift metadata", home=True)
     if job.flex.earliest_at is not None and now < job.flex.earliest_at:
         return _hold(job, f"may not start before {hhmm(job.flex.earliest_at)}", world)
-    last = last_safe_start(job, world)
     if last is not None and now >= last:
         late = job.flex.deadline_at is not None and now + timedelta(seconds=job.remaining_s) > job.flex.deadline_at
         because = "it will end after its deadline" if late else "a later start could miss its deadline"

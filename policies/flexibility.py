@@ -103,7 +103,10 @@ class _Reader:
                     ) from error
             if when.tzinfo is None:
                 raise ValueError(f"has no UTC offset; write {text}Z for UTC or add the offset, such as {text}+01:00")
-            return when.astimezone(UTC)
+            try:
+                return when.astimezone(UTC)
+            except OverflowError:
+                raise ValueError("is beyond the last year that can be told; give an earlier time") from None
 
         found: datetime | None = self._read(key, parse)
         return found

@@ -3,6 +3,7 @@
 The first slot begins now and ends at the next boundary; all others are whole. Beyond the end of a series its last day repeats.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
@@ -19,6 +20,8 @@ Bools = NDArray[np.bool_]
 DAY_S = 86400
 #: The longest look-ahead, slots of any length: beyond it a repeated day says nothing new.
 MAX_SLOTS = 1344
+#: Slots are cut at no more limits than this.
+MAX_BREAKS = 100
 
 
 @dataclass(frozen=True)
@@ -47,13 +50,15 @@ class Grid:
         return np.searchsorted(self.edges[:-1], ends - SLACK, side="left")
 
 
-def make_grid(now: datetime, slot_s: int, last_s: float) -> Grid:
-    """A grid from ``now`` to at least ``last_s`` seconds later, at most MAX_SLOTS slots."""
+def make_grid(now: datetime, slot_s: int, last_s: float, breaks: Iterable[float] = ()) -> Grid:
+    """A grid from ``now`` to at least ``last_s`` seconds later, at most MAX_SLOTS slots. Slots are cut at ``breaks`` (seconds
+    from now) too, where a limit begins or ends: a job need not wait for the next slot when a call is over."""
     into_slot = now.timestamp() % slot_s
     first = slot_s - into_slot
     n = int(min(max(np.ceil((last_s - first) / slot_s) + 1, 1), MAX_SLOTS))
     edges = np.concatenate(([0.0], first + slot_s * np.arange(n, dtype=np.float64)))
-    return Grid(now, slot_s, edges)
+    cuts = [at for at in sorted(set(breaks))[:MAX_BREAKS] if 1.0 < at < edges[-1] and np.abs(edges - at).min() > 1.0]
+    return Grid(now, slot_s, np.sort(np.concatenate((edges, cuts))) if cuts else edges)
 
 
 def on_grid(series: SlotSeries | None, grid: Grid) -> Floats:

@@ -24,7 +24,8 @@ from policies.placing import (
 from policies.sentences import hhmm
 from policies.world import PLACED, Alternative, JobState, Pausable, Placement, Plan, World
 
-ROUNDS = 4
+#: The plan is made anew with another order about once for so many jobs, at most MAX_ROUNDS times.
+ROUNDS_FOR, MAX_ROUNDS = 600, 8
 #: Beyond this many jobs one pass is already good, and improving it costs seconds.
 IMPROVE_UP_TO = 2000
 MAX_ALTERNATIVES = 4
@@ -34,7 +35,8 @@ def plan(world: World) -> Plan:
     """The plan from ``world.now`` on. Deterministic; looks at nothing but ``world``."""
     tasks, unplaced = make_tasks(world)
     last_s = max([world.settings.horizon_s, *(max(task.deadline_s, task.earliest_s + 1.5 * task.work_s) for task in tasks)])
-    grid = make_grid(world.now, world.settings.slot_s, last_s)
+    moments = [when for budget in world.budgets for when in (budget.start, budget.end) if when is not None]
+    grid = make_grid(world.now, world.settings.slot_s, last_s, [(when - world.now).total_seconds() for when in moments])
     base = {view.name: make_lane(view, world, grid) for view in world.regions}
     _reserve_fixed(world, grid, base)
     for task in tasks:
@@ -92,10 +94,12 @@ def _reserve_fixed(world: World, grid: Grid, lanes: dict[str, Lane]) -> None:
 def _best_of_rounds(
     order: list[Task], world: World, grid: Grid, base: dict[str, Lane]
 ) -> tuple[dict[str, Option], dict[str, Lane]]:
-    """Place everything a few times, those that came too late first the next time; keep the best outcome."""
+    """Place everything a few times, each time first those that came too late or were driven furthest from their best place;
+    keep the best outcome."""
     best: dict[str, Option] = {}
     lanes, best_score = base, (np.inf, np.inf)
-    for _ in range(ROUNDS if len(order) <= IMPROVE_UP_TO else 2):
+    rounds = min(MAX_ROUNDS, 1 + ROUNDS_FOR // max(1, len(order)))
+    for number in range(max(2, rounds)):
         trial = {name: lane.copy() for name, lane in base.items()}
         chosen: dict[str, Option] = {}
         for task in order:
@@ -112,11 +116,30 @@ def _best_of_rounds(
         if score < best_score:
             best, best_score, lanes = chosen, score, trial
         promoted = [task for task in order if task.job.id in late and task.can_be_in_time]
-        moved = {task.job.id for task in promoted}
+        if not promoted and number + 1 < rounds:
+            promoted = _driven_away(order, chosen)
         if not promoted:
             break
+        moved = {task.job.id for task in promoted}
         order = promoted + [task for task in order if task.job.id not in moved]
     return best, lanes
+
+
+def _driven_away(order: list[Task], chosen: dict[str, Option]) -> list[Task]:
+    """Those whose place costs most above what they would pay alone: half of that regret, at least the first of them."""
+    regrets = [
+        (chosen[t.job.id].cost - min(figures[0] for figures in t.alone.values()), t) for t in order if t.job.id in chosen
+    ]
+    regrets = [(regret, task) for regret, task in regrets if regret > 1e-9]
+    regrets.sort(key=lambda pair: -pair[0])
+    half = sum(regret for regret, _ in regrets) / 2
+    worst: list[Task] = []
+    for regret, task in regrets:
+        if half <= 0:
+            break
+        worst.append(task)
+        half -= regret
+    return worst
 
 
 def _reserve(task: Task, option: Option, grid: Grid, lanes: dict[str, Lane], sign: float = 1.0) -> None:

@@ -69,6 +69,14 @@ def test_a_power_budget_moves_work_out_of_its_hours() -> None:
     assert made.placements["j"].intervals[0][1] <= NOW + 6 * H or made.placements["j"].intervals[0][0] >= NOW + 8 * H
 
 
+def test_a_job_need_not_wait_for_the_next_slot_when_a_call_ends_within_one() -> None:
+    budget = Budget("a", NOW, NOW + timedelta(minutes=4), 0.0, "e", "call")
+    picture = world([job("j")], [region("a", [50.0] * 192)], budgets=(budget,))
+    made = plan(picture)
+    check_plan(picture, made)
+    assert made.placements["j"].intervals[0][0] == NOW + timedelta(minutes=4)
+
+
 def test_a_pausable_job_takes_the_cheap_hours_in_parts_when_that_pays() -> None:
     valleys = ([20.0] * 8 + [200.0] * 8) * 12
     picture = world([job("j", runtime_s=4 * 3600.0, pausable=Pausable.CHECKPOINT)], [region("a", valleys)])

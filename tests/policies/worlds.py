@@ -29,7 +29,8 @@ def series(values: list[float | None], unit: str = "EUR/MWh", start: datetime = 
 
 def region(name: str, prices: list[float | None] | None, **more: Any) -> RegionView:
     fields: dict[str, Any] = {"reachable": True, "gpus": 8.0, "max_jobs": None, "power_limit_w": None, "carbon": None}
-    return RegionView(name=name, price=None if prices is None else series(prices), **{**fields, **more})
+    fields["price"] = None if prices is None else series(prices)
+    return RegionView(name=name, **{**fields, **more})
 
 
 def flex(**more: Any) -> Flexibility:

@@ -14,7 +14,11 @@ steps, step_s, output = int(sys.argv[1]), float(sys.argv[2]), Path(sys.argv[3])
 state = checkpoint_dir() / "done"
 done = int(state.read_text()) if state.exists() else 0
 with output.open("a") as out:
-    print(f"start attempt={attempt()} pid={os.getpid()} region={os.environ.get('TEST_REGION', '?')} from={done}", file=out, flush=True)
+    print(
+        f"start attempt={attempt()} pid={os.getpid()} region={os.environ.get('TEST_REGION', '?')} from={done}",
+        file=out,
+        flush=True,
+    )
     while done < steps:
         time.sleep(step_s)
         print(f"step {done}", file=out, flush=True)
