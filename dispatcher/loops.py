@@ -17,6 +17,9 @@ from dispatcher.clock import Clock, SystemClock, VirtualClock
 
 log = logging.getLogger(__name__)
 
+#: A nudged loop rests this many times as long as its last run took.
+REST = 4.0
+
 
 @dataclass
 class Loop:
@@ -105,7 +108,8 @@ class LiveLoops:
             wake.clear()
             if not self._stopping.is_set():
                 loop.once(self._clock)
-                self._stopping.wait(self._gaps[loop.name])
+                # under a flood of nudges a loop still leaves most of its time to others
+                self._stopping.wait(max(self._gaps[loop.name], REST * loop.last_s))
 
     def stop(self) -> None:
         """Let the running loops finish and start no more."""

@@ -5,6 +5,7 @@ The worker holds no state: it gets a World and returns a Plan. A worker that die
 
 import logging
 import multiprocessing
+import os
 import threading
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -30,10 +31,11 @@ def _plan(world: World) -> Plan:
     return plan(world)
 
 
-def _ignore_interrupts() -> None:
+def _step_back() -> None:
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the control plane, which then ends its worker
+    os.nice(5)  # a plan may take a moment longer; a submission may not
 
 
 class PlanWorker:
@@ -69,7 +71,7 @@ class PlanWorker:
 
 def _new_pool() -> ProcessPoolExecutor:
     context: Any = multiprocessing.get_context("spawn")  # fork would copy the control plane's threads and connections
-    return ProcessPoolExecutor(max_workers=1, mp_context=context, initializer=_ignore_interrupts)
+    return ProcessPoolExecutor(max_workers=1, mp_context=context, initializer=_step_back)
 
 
 def _end(pool: ProcessPoolExecutor) -> None:

@@ -28,15 +28,15 @@ FLEX = {"gridshift.earliest": "24h", "gridshift.deadline": "40h", "gridshift.run
 
 
 async def _pour(port: int, bodies: list[bytes], connections: int) -> float:
-    """POST every body over ``connections`` keep-alive connections; returns submissions a second. Raises on any answer but 200."""
+    """POST every body over ``connections`` keep-alive connections; submissions a second. Raises on any answer but 200."""
     waiting = list(reversed(bodies))
 
     async def one() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         while waiting:
             body = waiting.pop()
-            head = f"POST /api/jobs/ HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-            writer.write(head.encode() + body)
+            head = f"POST /api/jobs/ HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(body)}\r\n"
+            writer.write(head.encode() + b"content-type: application/json\r\n\r\n" + body)
             answer = await reader.readuntil(b"\r\n\r\n")
             length = next(
                 int(line.split(b":")[1]) for line in answer.split(b"\r\n") if line.lower().startswith(b"content-length")
@@ -86,20 +86,32 @@ def settle(address: str) -> None:
 
 
 def passed_through(plane: Plane, ray_address: str, pairs: int) -> dict[str, float]:
-    """Added latency of jobs that are passed through, alternating with jobs sent to Ray itself, ms.
+    """Latency of jobs that are passed through, alternating with jobs sent to Ray itself, medians in ms.
 
-    ``accepted`` is from sending until Ray has answered its own POST; ``answered`` until the submitter has its answer.
+    ``answered`` is until the submitter has its answer, ``accepted`` until Ray has answered its own POST, ``started`` until the
+    job's own command runs (it writes the time down).
     """
-    direct, accepted, answered = [], [], []
+    direct, direct_started, accepted, answered, started_after = [], [], [], [], []
+    note = plane.base / "started"
+
+    def began(sent_at: datetime) -> float:
+        while not note.exists() or not note.read_text().strip():
+            time.sleep(0.01)
+        at = int(note.read_text()) / 1e9
+        note.unlink()
+        return at - sent_at.timestamp()
+
+    command = f"date +%s%N > {note}"
     with requests.Session() as ours, requests.Session() as theirs:
         for n in range(pairs):
-            started = time.perf_counter()
-            theirs.post(f"{ray_address}/api/jobs/", json={"entrypoint": "true"}, timeout=60).raise_for_status()
+            started, sent_at = time.perf_counter(), datetime.now(UTC)
+            theirs.post(f"{ray_address}/api/jobs/", json={"entrypoint": command}, timeout=60).raise_for_status()
             direct.append(time.perf_counter() - started)
+            direct_started.append(began(sent_at))
             settle(ray_address)
             job_id, sent_at = f"through-{n}", datetime.now(UTC)
             started = time.perf_counter()
-            ours.post(f"{plane.address}/api/jobs/", json={"entrypoint": "true", "submission_id": job_id}, timeout=60)
+            ours.post(f"{plane.address}/api/jobs/", json={"entrypoint": command, "submission_id": job_id}, timeout=60)
             answered.append(time.perf_counter() - started)
             while True:
                 attempts = plane.job(job_id)["attempts"]
@@ -107,12 +119,16 @@ def passed_through(plane: Plane, ray_address: str, pairs: int) -> dict[str, floa
                     break
                 time.sleep(0.02)
             accepted.append((datetime.fromisoformat(attempts[0]["accepted_at"]) - sent_at).total_seconds())
+            started_after.append(began(sent_at))
             settle(ray_address)
     return {
         "ray_post_ms": statistics.median(direct) * 1e3,
         "through_answered_ms": statistics.median(answered) * 1e3,
         "through_accepted_ms": statistics.median(accepted) * 1e3,
-        "through_added_share": statistics.median(accepted) / statistics.median(direct) - 1,
+        "ray_started_ms": statistics.median(direct_started) * 1e3,
+        "through_started_ms": statistics.median(started_after) * 1e3,
+        "answer_added_share": statistics.median(answered) / statistics.median(direct) - 1,
+        "start_added_share": statistics.median(started_after) / statistics.median(direct_started) - 1,
     }
 
 
@@ -159,7 +175,7 @@ def main() -> int:
             time.sleep(3)
             figures |= idle(plane, 8 if quick else 30)
             say("Ray's own submissions ...")
-            figures["ray_submissions_per_s"] = ray_submissions_per_s(address, 20 if quick else 60)
+            figures["ray_submissions_per_s"] = ray_submissions_per_s(address, 20 if quick else 200)
             settle(address)
             say("passed through ...")
             figures |= passed_through(plane, address, 3 if quick else 25)
@@ -169,26 +185,28 @@ def main() -> int:
             figures["durable_submissions_per_s"] = statistics.median(rates)
             figures["times_ray"] = figures["durable_submissions_per_s"] / figures["ray_submissions_per_s"]
             say("a store of 100,000 jobs ...")
-            total = 5_000 if quick else 100_000
-            stored = _stored(plane)
-            if not quick:
-                _grow(plane, total - stored)
+        (base / "full").mkdir()
+        with Plane(base / "full", region("bench", address, 50)) as plane:
+            intake(plane, 200, "active")
+            _grow(plane, 5_000 if quick else 99_800)
             figures["jobs_in_store"] = _stored(plane)
             figures["page_of_100_ms"] = median_ms(f"{plane.address}/v1/jobs?limit=100", 15)
             figures["ray_list_ms"] = median_ms(f"{plane.address}/api/jobs/", 7)
     wanted: list[tuple[str, str, float]] = [
         ("durable_submissions_per_s", ">=", 500),
         ("times_ray", ">=", 20),
-        ("through_added_share", "<=", 0.15),
+        ("answer_added_share", "<=", 0.15),
+        ("start_added_share", "<=", 0.15),
         ("page_of_100_ms", "<=", 50),
         ("ray_list_ms", "<=", 300),
         ("idle_core_percent", "<=", 2),
         ("idle_resident_mb", "<=", 300),
     ]
     method = (
-        "one control plane process (SQLite, synchronous=FULL) and one real Ray head on this machine; 32 keep-alive connections, "
-        "each answer after its commit; Ray's submit_job with 8 threads; passed-through jobs alternate with jobs sent to Ray "
-        "itself, accepted = Ray has answered the POST; medians; idle = the control plane's own process with one region"
+        "one control plane process (SQLite, synchronous=FULL) and one real Ray head on this machine; 32 keep-alive "
+        "connections, each answered after its commit; Ray's submit_job with 8 threads; passed-through jobs "
+        "alternate with jobs sent to Ray itself, accepted = Ray has answered the POST, started = the command runs; medians; "
+        "idle = the control plane's own process with one region"
     )
     return report("intake", figures, wanted, method)
 

@@ -150,13 +150,12 @@ def play(plane: Plane, jobs: list[dict[str, Any]], speed: float, work: Path) -> 
         while waiting and begun_at + timedelta(seconds=waiting[0]["at_s"]) <= now:
             job = waiting.pop(0)
             steps = max(1, round(job["length_s"] / speed / 0.25))
-            flex: dict[str, Any] = {"deadline": job["deadline"], "runtime": job["length_s"] + speed, "pausable": job["pausable"]}
+            flex: dict[str, Any] = {"deadline": job["deadline"], "pausable": job["pausable"]}
+            flex["runtime"] = job["length_s"] + speed  # a second on the wall for Python to start
             if job["pausable"] == "checkpoint":
                 flex |= {"checkpoint_s": 4 * speed, "restart_s": 3 * speed}
             command = f"python stepper.py {steps} 0.25 {output / job['id']}"
-            client.submit(
-                command, submission_id=job["id"], num_gpus=1, power_w=job["power_w"], working_dir=str(work), **flex
-            )
+            client.submit(command, submission_id=job["id"], num_gpus=1, power_w=job["power_w"], working_dir=str(work), **flex)
         states = [job.state for job in client.list()]
         ended = sum(state in ("succeeded", "failed", "cancelled") for state in states)
         if sys.stderr.isatty():

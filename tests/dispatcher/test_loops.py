@@ -39,7 +39,7 @@ def test_an_error_ends_a_simulation() -> None:
     def broken(_: datetime) -> None:
         raise ValueError("no")
 
-    with pytest.raises(RuntimeError, match="loop broken.*ValueError: no"):
+    with pytest.raises(RuntimeError, match=r"loop broken.*ValueError: no"):
         run_virtual([Loop("broken", 1.0, broken)], VirtualClock(START), START + timedelta(seconds=1))
 
 

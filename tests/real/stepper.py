@@ -15,7 +15,7 @@ state = checkpoint_dir() / "done"
 done = int(state.read_text()) if state.exists() else 0
 with output.open("a") as out:
     print(
-        f"start attempt={attempt()} pid={os.getpid()} region={os.environ.get('TEST_REGION', '?')} from={done}",
+        f"start attempt={attempt()} pid={os.getpid()} from={done}",
         file=out,
         flush=True,
     )
