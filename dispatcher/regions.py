@@ -40,11 +40,17 @@ class Region:
     """A region's configuration, cluster and last picture. ``observe`` may run beside everything else."""
 
     def __init__(
-        self, config: RegionConfig, cluster: Cluster, clock: Clock, wall: Callable[[], float] = time.monotonic
+        self,
+        config: RegionConfig,
+        cluster: Cluster,
+        clock: Clock,
+        wall: Callable[[], float] = time.monotonic,
+        epoch: Callable[[], float] = time.time,
     ) -> None:
+        """``wall`` measures how long ago something was; ``epoch`` is the wall clock that clusters tell their times by."""
         self.config, self.cluster, self.clock = config, cluster, clock
         self.name = config.name
-        self._wall = wall
+        self._wall, self._epoch = wall, epoch
         self._lock = threading.Lock()
         self._picture: Picture | None = None
         self._error: str | None = "not asked yet"
@@ -88,7 +94,7 @@ class Region:
         """Translate the cluster's own wall-clock end into the control plane's time (they differ in a replay)."""
         ended_at = None
         if status is not None and status.ended_at is not None:
-            ago_s = time.time() - status.ended_at.timestamp()
+            ago_s = self._epoch() - status.ended_at.timestamp()
             ended_at = self.clock.now() - timedelta(seconds=max(0.0, ago_s) * self.clock.speed)
         return Seen(status, asked_at, info.session, ended_at)
 
