@@ -28,14 +28,6 @@ speed = 240
 """
 
 
-def seven_times(number: int) -> int:
-    return 7 * number
-
-
-def broken(number: int) -> int:
-    raise ValueError(f"cannot do {number}")
-
-
 def test_a_held_job_runs_then_and_there_and_functions_bring_their_values(tmp_path: Path, short_tmp: Path) -> None:
     port = free_port()
     (tmp_path / "gridshift.toml").write_text(CONFIG.format(port=port) + "", encoding="utf-8")
@@ -86,6 +78,12 @@ def test_a_held_job_runs_then_and_there_and_functions_bring_their_values(tmp_pat
         assert abs(launched_at - planned_at) <= timedelta(minutes=30), (launched_at, planned_at)
         assert attempt["region"] == "local"
         assert "hello" in run(str(BIN / "ray"), "job", "logs", "--address", address, "held", env=env)
+
+        def seven_times(number: int) -> int:
+            return 7 * number
+
+        def broken(number: int) -> int:
+            raise ValueError(f"cannot do {number}")
 
         client = Client(address)
         assert client.flexible(deadline="3h", runtime="4m")(seven_times).remote(6).result(timeout=120) == 42
