@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+import uvloop
 
 from dispatcher.api.app import create_app
 from dispatcher.api.services import Snapshot
@@ -237,7 +238,8 @@ def run(config: Config, *, on_ready: Callable[[], None] = lambda: None) -> int:
         live.start()
         stack.callback(live.stop)
         plane = ControlPlane(control, packages=packages, logs=logs, signals=signals, data_dir=data_dir)
-        asyncio.run(_serve(config, plane, follower, on_ready))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(config, plane, follower, on_ready))
     return 0
 
 
