@@ -17,8 +17,9 @@ from typing import Any, Protocol
 
 from dispatcher.api.services import AlarmStatus, LoopStatus, RegionStatus, Snapshot
 from dispatcher.clock import Clock
+from dispatcher.clusters import AttemptStatus, RayStatus
 from dispatcher.config import Config, shift_windows
-from dispatcher.errors import ClusterUnreachable, GridshiftError, LaunchRefused, StaleState
+from dispatcher.errors import ClusterUnreachable, GridshiftError, LaunchRefused, StaleState, StoreUnavailable
 from dispatcher.launch import JobEnvironment, submission_for, submission_id
 from dispatcher.loops import Loop
 from dispatcher.reconcile import Books, Retry, Usage, checkpoint_timeout, finish, reconcile
@@ -60,6 +61,10 @@ CHECKPOINT_GRACE_S = 2.0
 MAX_HOLDS = 500
 #: Wall seconds before a waiting job's sentence is written again when only its figures moved.
 SAY_AGAIN_S = 15.0
+#: Signals older than this are forgotten; a year and a month serve every report.
+SIGNALS_KEPT = timedelta(days=400)
+#: So many submissions that cannot be deleted in one go mean that the cluster has a problem.
+MAX_DELETE_FAILURES = 5
 #: Attempts that ended this many wall seconds ago are deleted on their cluster (sooner can bring them back as FAILED).
 FORGET_UPSTREAM_S = 3600.0
 
@@ -130,6 +135,7 @@ class Control:
         self._lock = threading.Lock()
         self._inflight: set[str] = set()
         self._said_at: dict[str, float] = {}
+        self._refused: dict[str, str] = {}
         self._fresh: set[str] = set()  # attempts that this process committed and has never tried to send
         self._again_at: dict[str, float] = {}
         self._last_post_at: dict[str, datetime] = {}
@@ -143,6 +149,7 @@ class Control:
         self._alarms: dict[str, AlarmStatus] = {}
         self._plan_wanted = False
         self._world: World | None = None
+        self._begun_at = clock.now()
         self.loops = self._table()
 
     # --- the table of loops ---------------------------------------------------------------------------------------
@@ -170,7 +177,10 @@ class Control:
         return observe
 
     def start(self) -> None:
-        """Take over what an earlier control plane left: follow the logs of attempts that live."""
+        """Take over what an earlier control plane left: follow the logs of attempts that live, complete those that ended."""
+        for region in self.regions.values():
+            for attempt in self.store.ended_attempts_upstream(region.name, self.clock.now()):
+                self._logs.finalize(attempt)
         for attempt in self.store.live_attempts():
             if attempt.accepted_at is not None and attempt.region in self.regions:
                 self._logs.watch(attempt)
@@ -199,9 +209,10 @@ class Control:
     def _refresh(self) -> None:
         """Take in what changed in the store since the last look (submissions and intents from the API, our own changes)."""
         changed, seq = self.store.jobs_changed_since(self._seq)
-        self._seq = seq
         if not changed:
+            self._seq = seq
             return
+        attempts = {attempt.job_id: attempt for attempt in self.store.live_attempts()}
         for job in changed:
             before = self._jobs.get(job.id)
             if before is None or before.state is not job.state or before.held is not job.held:
@@ -212,9 +223,12 @@ class Control:
                 self._said_at.pop(job.id, None)
             else:
                 self._jobs[job.id] = job
-        attempts = {attempt.job_id: attempt for attempt in self.store.live_attempts()}
         with self._lock:
+            gone = {a.submission_id for a in self._attempts.values()} - {a.submission_id for a in attempts.values()}
             self._attempts = attempts
+        for sid in gone:
+            self._forget(sid)
+        self._seq = seq  # last: what could not be read is read again
 
     def _changes_from_pictures(self, now: datetime) -> list[Change]:
         """What the last pictures of the regions mean for the jobs placed there."""
@@ -234,8 +248,10 @@ class Control:
                 continue
             if seen.status is None and attempt.accepted_at is None:
                 # The cluster says it has no such submission, and was asked after our last try: it certainly never began.
-                posted = self._last_post_at.get(attempt.submission_id)
-                settled = posted is not None and seen.asked_at > posted and not self._is_inflight(attempt.submission_id)
+                # (What an earlier control plane sent, it sent before this one began.)
+                posted = self._last_post_at.get(attempt.submission_id, self._begun_at)
+                settled = seen.asked_at > posted and missing[attempt.submission_id] >= 2
+                settled = settled and not self._is_inflight(attempt.submission_id)
                 if job.cancel_requested_at is not None and settled:
                     books = Books(None, self.settings.currency)
                     reason = "cancelled before its cluster took it"
@@ -245,7 +261,8 @@ class Control:
                 continue
             ended_at = min(max(seen.ended_at or now, attempt.started_at or attempt.launched_at), now)
             ended = seen.status is None or seen.status.status not in ("PENDING", "RUNNING")
-            books = Books(self._usage(job, attempt, ended_at) if ended else None, self.settings.currency)
+            ran = ended and (attempt.started_at is not None or _ran(seen.status))
+            books = Books(self._usage(job, attempt, ended_at) if ran else None, self.settings.currency)
             change = reconcile(
                 job,
                 attempt,
@@ -264,7 +281,8 @@ class Control:
 
     def _usage(self, job: Job, attempt: Attempt, ended_at: datetime) -> Usage | None:
         """Modelled energy, cost and carbon of an attempt over its run; None when it never ran."""
-        start = attempt.started_at
+        # Too short to be seen running, or run while its cluster did not answer: it ran since it was taken, as far as is known.
+        start = attempt.started_at or attempt.accepted_at
         if start is None or ended_at <= start:
             return None
         return self.book.usage(self.regions[attempt.region].config, job.flex.power_w, start, ended_at, self.clock.now())
@@ -373,8 +391,14 @@ class Control:
         for change, outcome in zip(changes, self.store.apply(changes).result(), strict=True):
             if isinstance(outcome, StaleState):
                 log.debug("stale: %s", outcome)
-            elif isinstance(outcome, Exception):
+            elif isinstance(outcome, StoreUnavailable):
                 raise outcome
+            elif isinstance(outcome, Exception):
+                # One job's refused change must not stop everybody else's; it is told as an alarm until it works.
+                log.error("job %s: %s", change.job_id, outcome)
+                self._refused[change.job_id] = f"a change of job {change.job_id} was refused: {outcome}"
+            elif "started_at" in change.attempt_fields and change.job_id in self._attempts:
+                self._logs.watch(self._attempts[change.job_id])
             elif change.new_attempt is not None:
                 with self._lock:
                     self._fresh.add(change.new_attempt.submission_id)
@@ -394,9 +418,8 @@ class Control:
             to_stop = job.cancel_requested_at is not None or (
                 job.state is JobState.PAUSING and job.checkpoint_saved_at is not None
             )
-            if attempt.accepted_at is None and job.state is JobState.LAUNCHING:
-                if job.cancel_requested_at is None or attempt.submission_id not in self._last_post_at:
-                    self._start_effect(attempt, lambda job=job, attempt=attempt: self._launch(job, attempt))  # type: ignore[misc]
+            if attempt.accepted_at is None and job.state is JobState.LAUNCHING and job.cancel_requested_at is None:
+                self._start_effect(attempt, lambda job=job, attempt=attempt: self._launch(job, attempt))  # type: ignore[misc]
             elif to_stop:
                 self._start_effect(attempt, self._stopper(attempt))
 
@@ -428,7 +451,7 @@ class Control:
         been sent already, so the cluster is asked first."""
         sid, region = attempt.submission_id, self.regions[attempt.region]
         with self._lock:
-            maybe_sent = sid not in self._fresh
+            maybe_sent = sid in self._last_post_at or sid not in self._fresh
             self._fresh.discard(sid)
         again_s = LAUNCH_AGAIN_S
         try:
@@ -439,9 +462,12 @@ class Control:
                 helper_uri=self._secrets.helper_uri,
                 clock_speed=self.clock.speed,
             )
-            submission = submission_for(job, attempt, env)
             change: Change | None = None
             try:
+                try:
+                    submission = submission_for(job, attempt, env)
+                except (TypeError, ValueError, AttributeError) as error:
+                    raise GridshiftError(f"its runtime_env cannot be used: {error}") from error
                 packages = self._packages.for_launch(submission.runtime_env)
                 region.cluster.submit(submission, packages, maybe_sent=maybe_sent)
                 change = self._accepted(job, attempt, region)
@@ -468,11 +494,11 @@ class Control:
 
     def _accepted(self, job: Job, attempt: Attempt, region: Region) -> Change:
         accepted_at = self.clock.now()
+        self._logs.watch(attempt)
         try:
             session: str | None = region.cluster.info().session
         except ClusterUnreachable:
             session = None
-        self._logs.watch(attempt)
         fields = {"accepted_at": accepted_at, "ray_session": session}
         reason = f"starting in {region.name}"
         return _change(job, accepted_at, "note", reason, expect=JobState.LAUNCHING, attempt=attempt, attempt_fields=fields)
@@ -520,6 +546,14 @@ class Control:
             future.add_done_callback(lambda done: self.nudge() if done.exception() is None else None)
             return future
         attempt = Attempt(job.id, 1, region, submission_id(job.id, 1), launched_at=job.submitted_at)
+        with self._lock:
+            # The same id twice: the store refuses the second, and nothing kept of the first may be touched for it.
+            again = job.id in self._jobs or attempt.submission_id in self._inflight or attempt.submission_id in self._fresh
+            if not again:
+                self._inflight.add(attempt.submission_id)
+                self._fresh.add(attempt.submission_id)
+        if again:
+            return self.store.add_job(job, "submitted")
         launching = replace(
             job,
             state=JobState.LAUNCHING,
@@ -527,14 +561,12 @@ class Control:
             region=region,
             reason=f"passed through to {region} at once: it has no gridshift metadata",
         )
-        with self._lock:
-            self._inflight.add(attempt.submission_id)
-            self._fresh.add(attempt.submission_id)
 
         def committed(done: "Future[Job]") -> None:
             if done.exception() is None:
                 self._effects.submit(region, lambda: self._launch(launching, attempt))
             else:
+                self._forget(attempt.submission_id)
                 self._end_effect(attempt.submission_id, 0.0)
 
         future = self.store.add_job(launching, launching.reason, attempt)
@@ -576,20 +608,27 @@ class Control:
             self.nudge_plan()
 
     def housekeeping(self, now: datetime) -> None:
-        """Fetch ended attempts' logs a last time and delete them on their clusters, late enough to be safe."""
+        """Delete ended attempts on their clusters, late enough to be safe, and signals that nobody reads any more."""
+        self.book.prune(now - SIGNALS_KEPT)
         before = now - timedelta(seconds=FORGET_UPSTREAM_S * self.clock.speed)
         for region in self.regions.values():
             if not region.reachable():
                 continue
-            done = []
-            for attempt in self.store.ended_attempts_upstream(region.name, before):
-                try:
-                    region.cluster.delete(attempt.submission_id)
-                except ClusterUnreachable:
-                    break
-                done.append(attempt.submission_id)
-            if done:
-                self.store.mark_deleted_upstream(done).result()
+            while attempts := self.store.ended_attempts_upstream(region.name, before):
+                done, failures = [], 0
+                for attempt in attempts:
+                    try:
+                        region.cluster.delete(attempt.submission_id)
+                        done.append(attempt.submission_id)
+                    except ClusterUnreachable as error:
+                        failures += 1
+                        log.warning("%s was not deleted in %s: %s", attempt.submission_id, region.name, error)
+                        if failures > MAX_DELETE_FAILURES:
+                            break
+                if done:
+                    self.store.mark_deleted_upstream(done).result()
+                if failures:
+                    break  # the rest next time
 
     # --- what others may see --------------------------------------------------------------------------------------
 
@@ -607,6 +646,9 @@ class Control:
                     f"jobs run in region {attempt.region}, which is not in the configuration; add it back to learn of them"
                 )
                 raised[key] = AlarmStatus(key, attempt.region, sentence, now)
+        for job_id, sentence in self._refused.items():
+            raised[f"refused {job_id}"] = AlarmStatus(f"refused {job_id}", None, sentence, now)
+        self._refused.clear()
         for loop in self.loops:
             if loop.last_error is not None and loop.name != "control":
                 key = f"loop {loop.name}"
@@ -620,7 +662,10 @@ class Control:
 
     def snapshot(self) -> Snapshot:
         """The last world and what was observed. Thread-safe: it reads values that are replaced, never changed."""
-        world = self._world or self._build_world(self.clock.now())
+        # Before the first tick there is no picture of jobs yet, and building one here would race with that tick.
+        world = self._world or World(
+            self.clock.now(), (), tuple(self._region_view(region) for region in self.regions.values()), settings=self.settings
+        )
         return Snapshot(
             world=replace(world, plan=self._plan),
             regions=tuple(self._region_status(region, world) for region in self.regions.values()),
@@ -652,6 +697,13 @@ class Control:
     def job_token(self, sid: str) -> str:
         """The token of an attempt: anyone with the server's secret can make it, nobody else can guess it."""
         return self._secrets.job_token(sid)
+
+
+def _ran(status: AttemptStatus | None) -> bool:
+    """Whether an attempt that was never seen running ran all the same."""
+    if status is None or status.status is RayStatus.STOPPED:
+        return False
+    return status.error_type is None or status.error_type.startswith("JOB_ENTRYPOINT")
 
 
 def _surroundings(world: World) -> object:
@@ -697,6 +749,7 @@ def launch_change(job: Job, region: str, reason: str, now: datetime) -> Change:
         reason=reason,
         expect=job.state,
         expect_attempt=job.attempt,
+        expect_seq=job.seq,  # a cancel or a pause that came meanwhile wins
         to=JobState.LAUNCHING,
         fields=fields,
         new_attempt=attempt,

@@ -28,7 +28,7 @@ from rich.table import Table
 from rich.text import Text
 from standardwebhooks import Webhook
 
-from dispatcher.client import Client, Job
+from dispatcher.client import Client, ClientError, Job
 from dispatcher.clock import SystemClock
 from dispatcher.errors import GridshiftError
 from dispatcher.local_ray import LocalRay, free_port
@@ -288,7 +288,7 @@ def main(*, as_json: bool = False) -> int:
     except KeyboardInterrupt:
         print("interrupted; everything that was started has been stopped", file=sys.stderr)
         return 1
-    except GridshiftError as error:
+    except (GridshiftError, ClientError, requests.RequestException) as error:
         print(f"gridshift: {error}", file=sys.stderr)
         return 1
     finally:
@@ -320,7 +320,9 @@ def _play(address: str, base: Path, secret: str, say: Console) -> dict[str, Any]
                 called = True
             if view is not None:
                 view.update(picture(status, requests.get(f"{address}/v1/regions", timeout=10).json()["regions"], jobs))
-            if all(job["state"] in ("succeeded", "failed", "cancelled") for job in jobs):
+            if all(job.ended for job in jobs):
+                if not called:
+                    say.print("no pausable job ran in the scarce region, so scarcity was never called", style="yellow")
                 return result(address, client, ids)
             if elapsed_s > LIMIT_S:
                 waiting = ", ".join(

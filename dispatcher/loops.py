@@ -111,15 +111,19 @@ class LiveLoops:
                 # under a flood of nudges a loop still leaves most of its time to others
                 self._stopping.wait(max(self._gaps[loop.name], REST * loop.last_s))
 
-    def stop(self) -> None:
-        """Let the running loops finish and start no more."""
+    def stop(self, limit_s: float = 10.0) -> None:
+        """Start no more runs, and let those under way finish for up to ``limit_s``: what they were doing is in the store."""
         self._stopping.set()
         for wake in self._wake.values():
             wake.set()
         if self._scheduler.running:
-            self._scheduler.shutdown(wait=True)
-        for thread in self._nudgers:
-            thread.join()
+            self._scheduler.shutdown(wait=False)
+        deadline = time.monotonic() + limit_s
+        for loop in self.loops:
+            if loop._busy.acquire(timeout=max(0.0, deadline - time.monotonic())):
+                loop._busy.release()
+            else:
+                log.warning("loop %s did not finish within %g s", loop.name, limit_s)
 
 
 def run_virtual(

@@ -31,9 +31,18 @@ def _plan(world: World) -> Plan:
     return plan(world)
 
 
+def _end_with_parent() -> None:
+    """A worker whose control plane was killed has nobody to plan for."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
 def _step_back() -> None:
     import signal
 
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the control plane, which then ends its worker
     os.nice(5)  # a plan may take a moment longer; a submission may not
 
@@ -44,10 +53,13 @@ class PlanWorker:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pool: ProcessPoolExecutor | None = None
+        self._closed = False
 
     def plan(self, world: World) -> Plan:
         """Make a plan and wait for it. Raises PlanFailed when the worker died or took longer than PLAN_LIMIT_S."""
         with self._lock:
+            if self._closed:
+                raise PlanFailed("the control plane is stopping")
             pool = self._pool = self._pool or _new_pool()
         try:
             return pool.submit(_plan, world).result(timeout=PLAN_LIMIT_S)
@@ -65,7 +77,8 @@ class PlanWorker:
             _end(pool)
 
     def close(self) -> None:
-        """End the worker."""
+        """End the worker; a plan that is waited for fails."""
+        self._closed = True
         self._drop()
 
 

@@ -13,6 +13,10 @@ from policies.world import JobState, Pausable
 
 #: Ray error types that mean the attempt was lost with its machine, not that the job's own code failed.
 LOST_ERRORS = frozenset({"JOB_SUPERVISOR_ACTOR_DIED", "JOB_SUPERVISOR_ACTOR_UNKNOWN_FAILURE"})
+#: Ray error types that mean the job never began: its cluster found no room or no worker for it in time.
+NEVER_BEGAN = frozenset(
+    {"JOB_SUPERVISOR_ACTOR_START_TIMEOUT", "JOB_SUPERVISOR_ACTOR_START_FAILURE", "JOB_SUPERVISOR_ACTOR_UNSCHEDULABLE"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +148,21 @@ def lost(job: Job, attempt: Attempt, why: str, now: datetime, *, books: Books, r
     )
 
 
+def launch_failed(job: Job, why: str, now: datetime, retry: Retry) -> Change:
+    """The change for an attempt that never began: the job waits for its turn again, and no attempt counts as lost."""
+    return Change(
+        job_id=job.id,
+        at=now,
+        kind="state",
+        reason=f"could not be started: {why}; it waits for its turn again",
+        expect=JobState.LAUNCHING,
+        expect_attempt=job.attempt,
+        to=JobState.PAUSED if job.pauses else JobState.QUEUED,
+        fields={"not_before_at": now + timedelta(seconds=retry.after_s)},
+        attempt_fields={"ended_at": now, "outcome": "refused", "message": why},
+    )
+
+
 def paused(job: Job, now: datetime, ended_at: datetime, *, books: Books) -> Change:
     """The change from pausing to paused: the checkpoint is saved and the attempt has ended.
 
@@ -214,6 +233,8 @@ def reconcile(
         # An answer to a question older than the acceptance says nothing; one never accepted is simply sent again.
         if attempt.accepted_at is None or seen.asked_at < attempt.accepted_at or times_missing < 2:
             return None
+        if job.state is JobState.PAUSING and job.checkpoint_saved_at is not None and job.cancel_requested_at is None:
+            return paused(job, now, now, books=books)  # what it was to keep is kept
         restarted = attempt.ray_session is not None and seen.session != attempt.ray_session
         why = (
             f"{attempt.region} was restarted and knows it no more"
@@ -258,7 +279,7 @@ def reconcile(
     saved = job.state is JobState.PAUSING and job.checkpoint_saved_at is not None
     if saved and job.cancel_requested_at is None:
         return paused(job, now, ended_at, books=books)
-    if status.status is RayStatus.SUCCEEDED:
+    if status.status is RayStatus.SUCCEEDED and not saved:
         return finish(
             job,
             JobState.SUCCEEDED,
@@ -285,6 +306,8 @@ def reconcile(
             return lost(job, attempt, "it was stopped before its checkpoint was saved", now, retry=retry, books=books)
         reason = f"stopped in {attempt.region} by someone other than gridshift"
         return finish(job, JobState.CANCELLED, reason, ended_at, outcome="stopped", books=books, attempt=attempt, seen=status)
+    if status.error_type in NEVER_BEGAN and job.state is JobState.LAUNCHING:
+        return launch_failed(job, _headline(status.message) or str(status.error_type), now, retry)
     if status.error_type in LOST_ERRORS:
         return lost(job, attempt, status.message or str(status.error_type), now, retry=retry, books=books)
     reason = _headline(status.message) or f"failed in {attempt.region}"

@@ -237,6 +237,7 @@ def run(config: Config, *, on_ready: Callable[[], None] = lambda: None) -> int:
         control.start()
         live.start()
         stack.callback(live.stop)
+        stack.callback(worker.close)  # before the loops: one of them may be waiting for a plan
         plane = ControlPlane(control, packages=packages, logs=logs, signals=signals, data_dir=data_dir)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(config, plane, follower, on_ready))

@@ -43,6 +43,10 @@ class Signals(Protocol):
         """Keep gaps."""
         ...
 
+    def prune(self, before: datetime) -> int:
+        """Forget points of before a moment."""
+        ...
+
     def read(
         self, region: str, kind: Kind, start: datetime, end: datetime, as_of: datetime, source: str | None = None
     ) -> list[SignalPoint]:
@@ -128,6 +132,10 @@ class SignalBook:
             found.append((f"signal {region} {what}", region, f"{what} of {region} is unknown: {errors}"))
         return found
 
+    def prune(self, before: datetime) -> None:
+        """Forget signals of before a moment."""
+        self._signals.prune(before)
+
     def _kind(self, region: str, what: str) -> Kind:
         if what == "price":
             return Kind.PRICE
@@ -177,14 +185,14 @@ class SignalBook:
             if source.error is None:
                 log.warning("feed %s for %s of %s: %s", source.feed, what, region, result.error.message)
             source.error = result.error.message
-            poll_s = min(poll_s * 2**source.failures, max(poll_s, 3600.0))  # less often while it does not work
+            poll_s = min(poll_s * 2 ** min(source.failures, 12), max(poll_s, 3600.0))  # less often while it does not work
         else:
             source.failures, source.error = 0, None
-        source.due_at = now + timedelta(seconds=poll_s)
         if result.points:
             self._signals.append(list(result.points))
         if result.gaps:
             self._signals.note_gaps(result.gaps, now)
+        source.due_at = now + timedelta(seconds=poll_s)  # last: what could not be kept is fetched again
 
     def _lay(self, region: str, what: str, chain: list[_Source], now: datetime) -> SlotSeries | None:
         """The first source of the chain that knows the present wins; else the first that knows anything ahead."""

@@ -5,6 +5,7 @@ It starts and stops processes and decides nothing; everything it started is gone
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 import requests
 
 from dispatcher.config import Config, RegionConfig
-from dispatcher.errors import GridshiftError
+from dispatcher.errors import ConfigError, GridshiftError
 from dispatcher.local_ray import LocalRay, free_port
 from dispatcher.serve import main_serve
 
@@ -23,6 +24,10 @@ CONSOLE_LIMIT_S = 40.0
 
 def local_region(config: Config, address: str) -> Config:
     """The configuration with one region, "local", at ``address``, priced by the shipped synthetic profile."""
+    if config.planning.default_region not in ("", "local"):
+        raise ConfigError(
+            f"planning.default_region: {config.planning.default_region!r}: no region is configured, so there is only 'local'"
+        )
     region = RegionConfig.model_validate(
         {
             "name": "local",
@@ -69,6 +74,8 @@ def main(config: Config, *, console: bool = True, console_port: int | None = Non
     data_dir: Path = config.data_dir()
     data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     with contextlib.ExitStack() as stack:
+        # Until the control plane takes over these signals, they must still end what was started here.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
         try:
             if not config.regions:
                 print("no region is configured: starting a local Ray (about 10 s) ...", file=sys.stderr, flush=True)
@@ -81,6 +88,8 @@ def main(config: Config, *, console: bool = True, console_port: int | None = Non
                 process = start_console(config, port, token)
                 stack.callback(end_process, process)
                 print(f"console: http://127.0.0.1:{port}", file=sys.stderr, flush=True)
+        except KeyboardInterrupt:
+            return 1
         except GridshiftError as error:
             print(f"gridshift: {error}", file=sys.stderr)
             return 1

@@ -283,19 +283,19 @@ def _launch_anywhere(job: JobView, world: World, room: dict[str, Room], sentence
     allowed = [name for name in room if not job.flex.regions or name in job.flex.regions]
     if home:
         first = world.settings.default_region
-        allowed.sort(key=lambda name: name != first)
+        allowed.sort(key=lambda name: name != first)  # without GPUs free there it starts all the same: Ray queues for them
     else:
         origin = job.region if job.state is JobState.PAUSED else job.flex.data_region
         far = job.flex.data_gb > 0 and origin is not None  # fetching data takes time that is not there any more
         allowed.sort(key=lambda name: (far and name != origin, _price_now(room[name], world)))
     refusals = []
     for name in allowed:
-        refusal = room[name].refusal(job.flex.gpus, job.flex.power_w)
+        refusal = room[name].refusal(job.flex.gpus, job.flex.power_w, limits_only=home)
         if refusal is None:
             return Launch(job.id, name, f"{sentence}, in {name}")
         refusals.append(refusal)
-        if home and name == world.settings.default_region and room[name].view.reachable:
-            break  # it waits for room at home rather than surprise its owner elsewhere
+        if home:
+            break  # it waits for its home rather than surprise its owner elsewhere
     why = "; ".join(refusals) or "no region is configured"
     return _hold(job, f"must wait: {why}", world)
 

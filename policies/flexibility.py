@@ -269,6 +269,8 @@ def parse_flexibility(
 def _contradictions(flex: Flexibility, reader: _Reader, now: datetime) -> None:
     if flex.data_gb > 0 and flex.data_region is None and "data_region" not in reader.given:
         reader.problem("data_gb", f"says how much data there is but not where; add {PREFIX}data_region")
+    if flex.pausable is not Pausable.NO and flex.tier == "flex-0":
+        reader.problem("tier", f"a flex-0 job is never touched; choose another tier, or leave {PREFIX}pausable out")
     if "min_cap" in reader.given and flex.tier == "flex-0":
         reader.problem("min_cap", "a flex-0 job is never capped; leave it out or choose another tier")
     deadline = flex.deadline_at

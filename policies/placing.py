@@ -227,6 +227,7 @@ def _stay(task: Task, lane: Lane, grid: Grid) -> Option | None:
     last = int(grid.slots_until(np.array([end]))[0])
     if (lane.power + task.job.flex.power_w * lane.view.pue > lane.limit_w + SLACK)[: max(last, 1)].any():
         return None
+    rules = task.rules[lane.view.name]
     begin, ends = np.array([0.0]), np.array([end])
     return Option(
         lane.view.name,
@@ -235,6 +236,7 @@ def _stay(task: Task, lane: Lane, grid: Grid) -> Option | None:
         known=not bool(lane.unknown(grid, begin, ends)[0]),
         late_s=max(0.0, end - task.deadline_s),
         within_slack=end <= task.deadline_s - task.slack_s,
+        within_rules=rules is None or not bool(rules[: max(last, 1)].any()),
     )
 
 
@@ -245,7 +247,7 @@ def best_in_lane(task: Task, lane: Lane, world: World, grid: Grid, beat: float =
     rules = task.rules[lane.view.name]
     taken = full if rules is None else full | rules
     best = _window(task, lane, grid, taken)
-    if rules is not None and (best is None or best.late_s > 0):
+    if rules is not None and task.job.flex.deadline_at is not None and (best is None or best.late_s > 0):
         # Its last chance is worth more than its ceilings: a job is never lost to them.
         forced = _window(task, lane, grid, full)
         if forced is not None and (best is None or forced.late_s < best.late_s):

@@ -183,7 +183,10 @@ def _cheapest(task: Task, world: World, grid: Grid, lanes: dict[str, Lane]) -> O
 
 
 def _saves(option: Option, here: Option) -> bool:
-    """Whether pausing now for ``option`` saves enough against going on, each pause counted."""
+    """Whether pausing now for ``option`` saves enough against going on, each pause counted. A ceiling or a shift rule that
+    going on would break is worth any pause."""
+    if option.clean and not here.within_rules:
+        return True
     more_pauses = 1 + len(option.intervals) - len(here.intervals)
     return option.cost < here.cost - PAUSE_GAIN * abs(here.cost) * max(1, more_pauses)
 

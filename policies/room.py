@@ -31,12 +31,13 @@ class Room:
     limit_reason: str
     coming: tuple[Budget, ...] = ()
 
-    def refusal(self, gpus: float, power_w: float) -> str | None:
-        """Why a job of that size has no room here now, or None when it has."""
+    def refusal(self, gpus: float, power_w: float, *, limits_only: bool = False) -> str | None:
+        """Why a job of that size has no room here now, or None when it has. With ``limits_only`` GPUs do not count: the
+        cluster itself queues for them."""
         view = self.view
         if not view.reachable:
             return f"{view.name} does not answer"
-        if view.gpus is not None and gpus > 0 and self.gpus_used + gpus > view.gpus + SLACK:
+        if not limits_only and view.gpus is not None and gpus > 0 and self.gpus_used + gpus > view.gpus + SLACK:
             return f"{view.name} has {max(0.0, view.gpus - self.gpus_used):g} of {view.gpus:g} GPUs free and it needs {gpus:g}"
         if view.max_jobs is not None and self.jobs_placed + 1 > view.max_jobs:
             return f"{view.name} holds {self.jobs_placed} of at most {view.max_jobs} jobs"

@@ -51,9 +51,11 @@ class Means:
 
 
 def run_seconds(job: Job, pue: float) -> float:
-    """How long a job has run, from its modelled energy; 0 when that says nothing."""
+    """How long a job would have run without pauses, from its modelled energy, less what its restarts cost; 0 when that says
+    nothing. Restarts are ours, so a baseline must not have them."""
     draw_w = job.flex.power_w * pue
-    return (job.energy_kwh or 0.0) * 3_600_000 / draw_w if draw_w > 0 else 0.0
+    ran_s = (job.energy_kwh or 0.0) * 3_600_000 / draw_w if draw_w > 0 else 0.0
+    return max(0.0, ran_s - job.pauses * job.flex.restart_s)
 
 
 def report(

@@ -70,6 +70,7 @@ def job_json(job: Job) -> dict[str, Any]:
         "cancel_requested": job.cancel_requested_at is not None,
         "pauses": job.pauses,
         "energy_kwh": job.energy_kwh,
+        "energy_basis": "modelled",
         "cost": job.cost,
         "cost_currency": job.cost_currency,
         "carbon_kg": job.carbon_kg,

@@ -68,13 +68,15 @@ class Cluster(Protocol):
         ...
 
     def statuses(self, submission_ids: Sequence[str]) -> dict[str, AttemptStatus | None]:
-        """The status of each; None where the cluster answered that it knows no such submission."""
+        """The status of each; None where the cluster answered that it knows no such submission. One that was not asked for
+        this time (too many at once) is left out."""
         ...
 
     def submit(self, submission: Submission, packages: Mapping[str, Path], *, maybe_sent: bool) -> None:
         """Deliver ``packages`` (package name -> file) that the cluster lacks, then submit. With ``maybe_sent`` it first asks
-        whether the id exists, and does nothing more if so. An answer "already exists" is success. Raises LaunchRefused when
-        the cluster answered that it will not, ClusterUnreachable when it did not answer."""
+        whether the id exists, and does nothing more if so, and an answer "already exists" is success; without it, it is
+        somebody else's submission. Raises LaunchRefused when the cluster answered that it will not, ClusterUnreachable when it
+        did not answer."""
         ...
 
     def stop(self, submission_id: str) -> None:

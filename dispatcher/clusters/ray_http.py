@@ -158,8 +158,11 @@ class RayCluster:
                 listed[job["submission_id"]] = status
         found: dict[str, AttemptStatus | None] = {sid: listed.get(sid) for sid in submission_ids}
         # An empty list proves little; that a job is unknown is believed only of an answer about that job.
-        for sid in [sid for sid, status in found.items() if status is None][:ONE_BY_ONE]:
+        missing = [sid for sid, status in found.items() if status is None]
+        for sid in missing[:ONE_BY_ONE]:
             found[sid] = self._status(sid)
+        for sid in missing[ONE_BY_ONE:]:
+            del found[sid]  # not asked this time, so nothing is said of it
         return found
 
     def submit(self, submission: Submission, packages: Mapping[str, Path], *, maybe_sent: bool) -> None:
@@ -178,7 +181,10 @@ class RayCluster:
             body = answer.json()
             if not isinstance(body, dict) or sid not in (body.get("submission_id"), body.get("job_id")):
                 raise self._not_ray("/api/jobs/", "it does not name the submission")
-        elif f"submission_id {sid} already exists" not in answer.text:
+        elif f"submission_id {sid} already exists" in answer.text:
+            if not maybe_sent:
+                raise LaunchRefused(self._says(f"has a submission {sid} that is not this one; choose another submission id"))
+        else:
             # Ray's head passes its agent's 400 on inside the traceback of a 500.
             if answer.status == 500 and "failed with status code 400" not in answer.text:
                 raise ClusterUnreachable(self._says(f"could not take the job: {last_words(answer.text)}"))
