@@ -136,6 +136,7 @@ class Control:
         self._inflight: set[str] = set()
         self._said_at: dict[str, float] = {}
         self._refused: dict[str, str] = {}
+        self._stopped_at: dict[str, float] = {}
         self._fresh: set[str] = set()  # attempts that this process committed and has never tried to send
         self._again_at: dict[str, float] = {}
         self._last_post_at: dict[str, datetime] = {}
@@ -259,6 +260,12 @@ class Control:
                         finish(job, JobState.CANCELLED, reason, now, books=books, attempt=attempt, outcome="refused")
                     )
                 continue
+            if seen.status is not None and seen.status.status is RayStatus.PENDING and self._is_stopped(job, attempt):
+                # Ray stops a submission that it has not placed yet only when it places it; its owner need not wait for that.
+                books = Books(None, self.settings.currency)
+                reason = f"cancelled; {attempt.region} had not begun it and was told to drop it"
+                changes.append(finish(job, JobState.CANCELLED, reason, now, books=books, attempt=attempt, outcome="stopped"))
+                continue
             ended_at = min(max(seen.ended_at or now, attempt.started_at or attempt.launched_at), now)
             ended = seen.status is None or seen.status.status not in ("PENDING", "RUNNING")
             ran = ended and (attempt.started_at is not None or _ran(seen.status))
@@ -275,6 +282,11 @@ class Control:
             if change is not None:
                 changes.append(change)
         return changes
+
+    def _is_stopped(self, job: Job, attempt: Attempt) -> bool:
+        """Whether a job that is being cancelled was stopped long enough ago for Ray to have done so."""
+        asked = self._stopped_at.get(attempt.submission_id)
+        return job.cancel_requested_at is not None and asked is not None and self._wall() - asked > STOP_AGAIN_S
 
     def _losses(self, job_id: str) -> int:
         return sum(attempt.outcome == "lost" for attempt in self.store.attempts(job_id))
@@ -445,6 +457,7 @@ class Control:
             self._again_at.pop(sid, None)
             self._last_post_at.pop(sid, None)
             self._fresh.discard(sid)
+            self._stopped_at.pop(sid, None)
 
     def _launch(self, job: Job, attempt: Attempt) -> None:
         """Submit an attempt and record what came of it. Unless this process committed it and never tried before, it may have
@@ -528,6 +541,7 @@ class Control:
         def stop() -> None:
             try:
                 self.regions[attempt.region].cluster.stop(attempt.submission_id)
+                self._stopped_at.setdefault(attempt.submission_id, self._wall())
             except ClusterUnreachable as error:
                 log.warning("stop of %s in %s got no answer: %s", attempt.submission_id, attempt.region, error)
             finally:
@@ -599,7 +613,9 @@ class Control:
         world = self._world
         if world is None or not self.book.ready or not any(view.flex.flexible for view in world.jobs):
             return
-        self._plan = self._planner(replace(world, now=now, plan=self._plan))
+        # The last tick may be older than the first prices: a plan always sees what is known now.
+        regions = tuple(self._region_view(region) for region in self.regions.values())
+        self._plan = self._planner(replace(world, now=now, regions=regions, plan=self._plan))
         self.nudge()
 
     def ingest(self, now: datetime) -> None:
@@ -646,6 +662,12 @@ class Control:
                     f"jobs run in region {attempt.region}, which is not in the configuration; add it back to learn of them"
                 )
                 raised[key] = AlarmStatus(key, attempt.region, sentence, now)
+        late = [p.job_id for p in self._plan.placements.values() if p.late_s > 0] if self._plan is not None else []
+        late = [job_id for job_id in late if job_id in self._jobs]
+        if late:
+            named = ", ".join(sorted(late)[:5]) + (f" and {len(late) - 5} more" if len(late) > 5 else "")
+            sentence = f"{len(late)} cannot end by their deadlines any more as things stand: {named}"
+            raised["late"] = AlarmStatus("late", None, sentence, now)
         for job_id, sentence in self._refused.items():
             raised[f"refused {job_id}"] = AlarmStatus(f"refused {job_id}", None, sentence, now)
         self._refused.clear()

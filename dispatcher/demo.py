@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import requests
+from rich.box import SIMPLE
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -225,9 +226,10 @@ def picture(status: dict[str, Any], regions: list[dict[str, Any]], jobs: list[Jo
             f"{r['draw_w'] / 1000:.1f} kW",
             Text("-" if budget is None else f"{budget / 1000:.1f} kW", style="" if budget is None else "bold red"),
         )
-    table = Table(box=None, pad_edge=False)
-    for title in ("job", "state", "region", "why"):
-        table.add_column(title, no_wrap=True, overflow="ellipsis")
+    table = Table(box=None, pad_edge=False, expand=True)
+    for title, width in (("job", 8), ("state", 9), ("region", 6)):
+        table.add_column(title, no_wrap=True, min_width=width)
+    table.add_column("why", no_wrap=True, overflow="ellipsis", ratio=1)
     for job in jobs:
         table.add_row(job.id, Text(job.state, style=STYLE.get(job.state, "")), job["region"] or "-", job.reason)
     return Group(head, grid, Text(), table)
@@ -253,13 +255,14 @@ def result(address: str, client: Client, ids: list[str]) -> dict[str, Any]:
 
 def show(outcome: dict[str, Any], say: Console) -> None:
     """Print the final table."""
-    table = Table(title="what ran where and when (synthetic prices, modelled energy)")
-    for title in ("job", "region", "state", "started", "finished", "deadline", "pauses", "kWh", "EUR", "kg CO2e"):
-        table.add_column(title, justify="right" if title in ("pauses", "kWh", "EUR", "kg CO2e") else "left")
+    table = Table(title="what ran where and when (synthetic prices, modelled energy)", box=SIMPLE, pad_edge=False)
+    for title in ("job", "region", "started", "finished", "deadline", "paused", "kWh", "EUR", "kg CO2e"):
+        table.add_column(title, justify="right" if title in ("paused", "kWh", "EUR", "kg CO2e") else "left", no_wrap=True)
     for job in outcome["jobs"]:
         number = [("unknown" if job[key] is None else f"{job[key]:.2f}") for key in ("energy_kwh", "cost", "carbon_kg")]
         times = [_hhmm(job[key]) for key in ("started_at", "finished_at", "deadline_at")]
-        table.add_row(job["id"], job["region"] or "-", job["state"], *times, str(job["pauses"]), *number)
+        name = job["id"] if job["state"] == "succeeded" else f"{job['id']} ({job['state']})"
+        table.add_row(name, job["region"] or "-", *times, str(job["pauses"]), *number)
     say.print(table)
     totals = outcome["totals"]
     for name, unit in (("cost", "EUR"), ("carbon_kg", "kg CO2e")):

@@ -245,7 +245,8 @@ def reconcile(
 
     if status.status is RayStatus.PENDING:
         sentence = f"starting in {attempt.region}" + (f": {status.message}" if status.message else "")
-        if job.state is JobState.LAUNCHING and sentence != job.reason and attempt.accepted_at is not None:
+        waits = job.state is JobState.LAUNCHING and attempt.accepted_at is not None and job.cancel_requested_at is None
+        if waits and sentence != job.reason:
             return Change(
                 job_id=job.id, at=now, kind="note", reason=sentence, expect=JobState.LAUNCHING, expect_attempt=job.attempt
             )

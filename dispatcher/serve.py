@@ -11,6 +11,7 @@ import logging
 import os
 import secrets as random_secrets
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -175,6 +176,24 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
+def listen(config: Config) -> socket.socket:
+    """The socket to serve on. Raises ConfigError when something else has it."""
+    host, port = config.server.host, config.server.port
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+        sock.listen(2048)
+    except OSError as error:
+        sock.close()
+        raise ConfigError(
+            f"server.port: cannot listen on {host}:{port} ({error.strerror}); stop what uses it, or choose another port in "
+            f"the configuration or with GRIDSHIFT_SERVER__PORT"
+        ) from error
+    return sock
+
+
 def build_regions(config: Config, clock: Clock) -> list[Region]:
     """A Region for each configured one."""
 
@@ -192,6 +211,8 @@ def run(config: Config, *, on_ready: Callable[[], None] = lambda: None) -> int:
         leadership = Leadership(config.database_url(), data_dir)
         leadership.acquire()
         stack.callback(leadership.release)
+        sock = listen(config)
+        stack.callback(sock.close)
         upgrade(config.database_url())
         store = SqlStore(config.database_url(), data_dir=data_dir)
         stack.callback(store.close)
@@ -240,7 +261,7 @@ def run(config: Config, *, on_ready: Callable[[], None] = lambda: None) -> int:
         stack.callback(worker.close)  # before the loops: one of them may be waiting for a plan
         plane = ControlPlane(control, packages=packages, logs=logs, signals=signals, data_dir=data_dir)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(config, plane, follower, on_ready))
+            runner.run(_serve(config, plane, follower, on_ready, sock))
     return 0
 
 
@@ -254,7 +275,9 @@ def _leadership_check(leadership: Leadership) -> Callable[[datetime], None]:
     return check
 
 
-async def _serve(config: Config, plane: ControlPlane, follower: LogFollower, on_ready: Callable[[], None]) -> None:
+async def _serve(
+    config: Config, plane: ControlPlane, follower: LogFollower, on_ready: Callable[[], None], sock: socket.socket
+) -> None:
     server = Server(
         uvicorn.Config(
             create_app(plane),
@@ -277,13 +300,11 @@ async def _serve(config: Config, plane: ControlPlane, follower: LogFollower, on_
     following = asyncio.create_task(follower.run())
     announced = asyncio.create_task(_announce(server, on_ready))
     try:
-        await server.serve()
+        await server.serve(sockets=[sock])
     finally:
         for task in (following, announced):
             task.cancel()
         await asyncio.gather(following, announced, return_exceptions=True)
-    if not server.started:
-        raise ConfigError(f"cannot listen on {config.server.host}:{config.server.port}; is something else using that port?")
 
 
 async def _announce(server: Server, on_ready: Callable[[], None]) -> None:

@@ -16,7 +16,7 @@ import requests
 from dispatcher.config import Config, RegionConfig
 from dispatcher.errors import ConfigError, GridshiftError
 from dispatcher.local_ray import LocalRay, free_port
-from dispatcher.serve import main_serve
+from dispatcher.serve import listen, main_serve
 
 #: Wall seconds within which the console must answer.
 CONSOLE_LIMIT_S = 40.0
@@ -69,6 +69,13 @@ def end_process(process: subprocess.Popen[bytes], limit_s: float = 5.0) -> None:
             process.wait()
 
 
+def _finish_in_peace() -> None:
+    """A second Ctrl-C must not leave half of Ray behind."""
+    print("stopping what was started here ...", file=sys.stderr, flush=True)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def main(config: Config, *, console: bool = True, console_port: int | None = None, token: str | None = None) -> int:
     """Run until SIGINT or SIGTERM; returns the exit code."""
     data_dir: Path = config.data_dir()
@@ -77,6 +84,7 @@ def main(config: Config, *, console: bool = True, console_port: int | None = Non
         # Until the control plane takes over these signals, they must still end what was started here.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
         try:
+            listen(config).close()  # before anything is started: is the port free?
             if not config.regions:
                 print("no region is configured: starting a local Ray (about 10 s) ...", file=sys.stderr, flush=True)
                 ray = LocalRay("local", base_dir=data_dir, num_cpus=os.cpu_count() or 1)
@@ -89,8 +97,10 @@ def main(config: Config, *, console: bool = True, console_port: int | None = Non
                 stack.callback(end_process, process)
                 print(f"console: http://127.0.0.1:{port}", file=sys.stderr, flush=True)
         except KeyboardInterrupt:
+            print("stopped while starting", file=sys.stderr)
             return 1
         except GridshiftError as error:
             print(f"gridshift: {error}", file=sys.stderr)
             return 1
+        stack.callback(_finish_in_peace)  # runs first of all when the stack unwinds
         return main_serve(config)

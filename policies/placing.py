@@ -133,8 +133,7 @@ def make_tasks(world: World) -> tuple[list[Task], dict[str, str]]:
         usable = tuple(v for v in named if (movable and v.name == job.region) or (v.reachable and _fits(job, v)))
         if not usable:
             silent = [view.name for view in named if not view.reachable]
-            why = f"{', '.join(silent)} does not answer" if silent else f"it needs {flex.gpus:g} GPUs or {flex.power_w:g} W"
-            unplaced[job.id] = f"waits: no region can take it now ({why})"
+            unplaced[job.id] = f"waits: {_why_unfit(job, named, silent)}"
             continue
         deadline = flex.deadline_at
         implied_s = (job.submitted_at - now).total_seconds() + settings.horizon_s
@@ -157,6 +156,23 @@ def make_tasks(world: World) -> tuple[list[Task], dict[str, str]]:
             )
         )
     return tasks, unplaced
+
+
+def _why_unfit(job: JobView, named: list[RegionView], silent: list[str]) -> str:
+    """Why none of a job's regions can take it, one clause each."""
+    clauses = [f"{', '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer"] if silent else []
+    for view in named:
+        if view.name in silent:
+            continue
+        if view.gpus is not None and job.flex.gpus > view.gpus + SLACK:
+            clauses.append(f"{view.name} has {view.gpus:g} GPUs and it needs {job.flex.gpus:g}")
+        elif view.power_limit_w is not None:
+            clauses.append(
+                f"{view.name} may draw {view.power_limit_w:g} W and it needs {job.flex.power_w * view.pue:g} W there"
+            )
+        else:
+            clauses.append(f"{view.name} takes no jobs")
+    return "; ".join(clauses) or "no region is configured"
 
 
 def _fits(job: JobView, view: RegionView) -> bool:

@@ -7,12 +7,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from sqlalchemy import create_engine, make_url, text
 
 from dispatcher.store import Store
 from dispatcher.store.memory import MemoryStore
 from dispatcher.store.migrate import upgrade
 from dispatcher.store.sql import SqlStore
+
+# How fast examples come says more of the machine's load than of the code.
+settings.register_profile("gridshift", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("gridshift")
 
 
 @pytest.fixture(scope="session")

@@ -212,7 +212,10 @@ def test_already_there_is_success(server: Server, cluster: RayCluster) -> None:
         "(most recent call last):\nValueError: Job with submission_id j-1 already exists. Please use a different one.\n."
     )
     server.replies["POST /api/jobs/"] = (500, text)
-    cluster.submit(SUBMISSION, {}, maybe_sent=False)
+    with pytest.raises(LaunchRefused, match="j-1 that is not this one"):
+        cluster.submit(SUBMISSION, {}, maybe_sent=False)  # never sent before: it is somebody else's
+    server.replies["GET /api/jobs/j-1"] = (404, "Job j-1 does not exist")
+    cluster.submit(SUBMISSION, {}, maybe_sent=True)
     assert json.loads(server.asked[-1][2]) == {
         "submission_id": "j-1",
         "entrypoint": "echo",

@@ -134,7 +134,7 @@ def test_late_jobs_are_placed_as_soon_as_possible_and_called_late() -> None:
 
 def test_jobs_that_fit_nowhere_are_named() -> None:
     made = plan(world([job("j", gpus=9.0)], [region("a", CHEAP_AT_NOON)]))
-    assert "9 GPUs" in made.unplaced["j"] and not made.placements
+    assert "has 8 GPUs and it needs 9" in made.unplaced["j"] and not made.placements
     down = plan(world([job("j")], [region("a", CHEAP_AT_NOON, reachable=False)]))
     assert "does not answer" in down.unplaced["j"]
 
