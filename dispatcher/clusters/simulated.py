@@ -117,6 +117,8 @@ class SimulatedCluster:
         with self._call() as now:
             sid = submission.submission_id
             if sid in self._tries:
+                if not maybe_sent:
+                    raise LaunchRefused(f"the cluster of {self.region} has a submission {sid} that is not this one")
                 return
             for name, file in packages.items():
                 if name not in self._packages and not file.is_file():

@@ -106,9 +106,10 @@ def test_a_job_runs_to_its_end_and_is_then_forgotten(lab: Lab, sid: str) -> None
     assert first is not None
     assert first.status in (RayStatus.PENDING, RayStatus.RUNNING)
     assert first.ended_at is None
-    # Sent again, as after an answer that was lost: nothing more happens, whichever way it is asked.
+    # Sent again, as after an answer that was lost: nothing more happens. Said to be new, it is somebody else's.
     lab.cluster.submit(lab.job(sid, run_s=0.5), {}, maybe_sent=True)
-    lab.cluster.submit(lab.job(sid, run_s=0.5), {}, maybe_sent=False)
+    with pytest.raises(LaunchRefused, match="not this one"):
+        lab.cluster.submit(lab.job(sid, run_s=0.5), {}, maybe_sent=False)
     done = lab.wait(sid, *ENDED)
     assert (done.status, done.exit_code, done.error_type) == (RayStatus.SUCCEEDED, 0, None)
     assert done.started_at is not None
@@ -158,7 +159,7 @@ def test_many_are_asked_for_at_once(lab: Lab, sid: str) -> None:
     lab.cluster.submit(lab.job(sid, run_s=0.1), {}, maybe_sent=False)
     ids = [sid, *(f"no-such{n}-1" for n in range(30))]
     found = lab.cluster.statuses(ids)
-    assert list(found) == ids
+    assert list(found) == ids[: len(found)] and len(found) > 16, "what could not be asked for this time is left out"
     assert [name for name, status in found.items() if status is not None] == [sid]
     lab.wait(sid, RayStatus.SUCCEEDED)
 
