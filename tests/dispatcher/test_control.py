@@ -1,0 +1,153 @@
+"""The control loop over simulated clusters in virtual time: what happens when answers are lost, and when owners change their
+minds at awkward moments."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+from dispatcher.clusters.simulated import Workload
+from dispatcher.config import Config
+from dispatcher.simulation import Simulation
+from dispatcher.store import Change, Job, Request
+from policies.flexibility import parse_flexibility
+from policies.world import JobState
+
+START = datetime(2026, 3, 2, tzinfo=UTC)
+
+
+def simulation(**region: object) -> Simulation:
+    one = {"name": "a", "address": "http://a", "gpus": 4, "observe_s": 1, "price": [{"feed": "synthetic"}], **region}
+    return Simulation(Config.model_validate({"region": [one]}), START, [], tick_s=1.0, plan_s=60.0, start_s=2.0)
+
+
+def submit(sim: Simulation, job_id: str, run_s: float = 60.0, gpus: float = 0.0, **metadata: str) -> Job:
+    now = sim.clock.now()
+    given = {f"gridshift.{key}": value for key, value in metadata.items()}
+    flex = parse_flexibility(given, now=now, gpus_requested=gpus, regions=["a"])
+    request = Request("true", metadata=given, entrypoint_num_gpus=gpus or None)
+    sim.clusters["a"].workloads[job_id] = Workload(run_s=run_s, checkpoint_s=3.0)
+    job = Job(job_id, request, flex, JobState.QUEUED, now, now, reason="submitted")
+    return sim.control.admit(job).result()
+
+
+def advance(sim: Simulation, seconds: float) -> None:
+    sim.run(sim.clock.now() + timedelta(seconds=seconds))
+
+
+def cancel(sim: Simulation, job_id: str) -> None:
+    now = sim.clock.now()
+    outcome = sim.store.apply([Change(job_id, now, "intent", "cancel", fields={"cancel_requested_at": now})]).result()[0]
+    assert isinstance(outcome, Job), outcome
+
+
+def state(sim: Simulation, job_id: str) -> JobState:
+    job = sim.store.job(job_id)
+    assert job is not None
+    return job.state
+
+
+def test_an_answer_that_is_lost_starts_nothing_twice() -> None:
+    sim = simulation()
+    advance(sim, 3)
+    sim.clusters["a"].lost_answers = 1
+    submit(sim, "j")
+    advance(sim, 30)
+    assert state(sim, "j") is JobState.RUNNING
+    assert [a.attempt for a in sim.store.attempts("j")] == [1]
+    advance(sim, 90)
+    assert state(sim, "j") is JobState.SUCCEEDED
+
+
+def test_a_cancel_during_a_launch_without_an_answer_ends_the_job_and_what_was_started() -> None:
+    sim = simulation()
+    advance(sim, 3)
+    sim.clusters["a"].lost_answers = 1
+    submit(sim, "j", run_s=3600.0)
+    cancel(sim, "j")
+    advance(sim, 60)
+    assert state(sim, "j") is JobState.CANCELLED
+    status = sim.clusters["a"].statuses(["j-1"])["j-1"]
+    assert status is None or status.status == "STOPPED"
+
+
+def test_a_cancel_of_a_job_that_its_cluster_cannot_place_ends_soon() -> None:
+    sim = simulation()
+    advance(sim, 3)
+    submit(sim, "wide", gpus=9.0)
+    advance(sim, 10)
+    assert state(sim, "wide") is JobState.LAUNCHING
+    cancel(sim, "wide")
+    advance(sim, 30)
+    assert state(sim, "wide") is JobState.CANCELLED
+    assert len(sim.store.events("wide")) < 12, "waiting for an end is not a stream of events"
+
+
+def test_a_cancel_that_comes_with_a_launch_wins() -> None:
+    sim = simulation()
+    advance(sim, 3)
+    sim.clusters["a"].down = True
+    submit(sim, "j")
+    cancel(sim, "j")
+    advance(sim, 30)
+    sim.clusters["a"].down = False
+    advance(sim, 30)
+    assert state(sim, "j") is JobState.CANCELLED
+    assert sim.clusters["a"].statuses(["j-1"]) == {"j-1": None}
+
+
+def test_the_same_id_twice_leaves_the_first_alone() -> None:
+    sim = simulation()
+    advance(sim, 3)
+    first = submit(sim, "j")
+    again = sim.control.admit(replace(first, state=JobState.QUEUED, attempt=0, region=None))
+    assert again.exception() is not None
+    advance(sim, 120)
+    assert state(sim, "j") is JobState.SUCCEEDED
+    assert len(sim.store.attempts("j")) == 1
+
+
+def test_a_restarted_cluster_loses_a_plain_job_and_resumes_a_checkpoint_job() -> None:
+    sim = simulation(price=[{"feed": "synthetic", "price_swing": 0.0, "noise": 0.0}])
+    advance(sim, 3)
+    submit(sim, "plain", run_s=600.0)
+    submit(sim, "keeps", run_s=600.0, deadline="30m", runtime="10m", pausable="checkpoint")
+    advance(sim, 60)
+    assert (state(sim, "plain"), state(sim, "keeps")) == (JobState.RUNNING, JobState.RUNNING)
+    sim.clusters["a"].restart()
+    advance(sim, 30)
+    assert state(sim, "plain") is JobState.FAILED
+    advance(sim, 900)
+    assert state(sim, "keeps") is JobState.SUCCEEDED
+    assert [a.outcome for a in sim.store.attempts("keeps")] == ["lost", "succeeded"]
+
+
+def test_a_region_that_does_not_answer_moves_nothing() -> None:
+    sim = simulation()
+    advance(sim, 3)
+    submit(sim, "j", run_s=30.0)
+    advance(sim, 10)
+    sim.clusters["a"].down = True
+    advance(sim, 600)
+    assert state(sim, "j") is JobState.RUNNING
+    assert any("does not answer" in alarm.sentence for alarm in sim.control.snapshot().alarms)
+    sim.clusters["a"].down = False
+    advance(sim, 10)
+    job = sim.store.job("j")
+    assert job is not None and job.state is JobState.SUCCEEDED
+    assert job.finished_at is not None and job.finished_at < START + timedelta(seconds=60), "it ended when the cluster says"
+
+
+def test_a_new_control_plane_does_not_start_what_is_held_before_it_knows_prices() -> None:
+    sim = simulation(price=[{"feed": "synthetic", "price_swing": 40.0}])
+    advance(sim, 3)
+    submit(sim, "held", deadline="20h", runtime="30m")
+    advance(sim, 120)
+    held = sim.store.job("held")
+    assert held is not None and held.state is JobState.QUEUED and held.planned_start_at is not None
+    successor = Simulation(sim.control.config, sim.clock.now(), [], store=sim.store, tick_s=1.0, plan_s=60.0)
+    # as after a start: a tick comes first, feeds are asked later
+    successor.control.tick(successor.clock.now())
+    successor.control.plan(successor.clock.now())
+    successor.control.tick(successor.clock.now())
+    assert state(successor, "held") is JobState.QUEUED
+    advance(successor, 60)
+    assert state(successor, "held") is JobState.QUEUED
