@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import requests
-from rich.box import SIMPLE
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -255,7 +254,7 @@ def result(address: str, client: Client, ids: list[str]) -> dict[str, Any]:
 
 def show(outcome: dict[str, Any], say: Console) -> None:
     """Print the final table."""
-    table = Table(title="what ran where and when (synthetic prices, modelled energy)", box=SIMPLE, pad_edge=False)
+    table = Table(title="what ran where and when (synthetic prices, modelled energy)", box=None, padding=(0, 2, 0, 0))
     for title in ("job", "region", "started", "finished", "deadline", "paused", "kWh", "EUR", "kg CO2e"):
         table.add_column(title, justify="right" if title in ("paused", "kWh", "EUR", "kg CO2e") else "left", no_wrap=True)
     for job in outcome["jobs"]:
