@@ -337,6 +337,10 @@ def _cross_checks(raw: Mapping[str, Any]) -> list[Problem]:
 
     for i, region in _tables(raw, "region"):
         needs_rate(("region", i, "currency"), region.get("currency", "EUR"))
+    kinds = {region.get("carbon_signal", "average") for _, region in _tables(raw, "region") if region.get("carbon")}
+    if len(kinds) > 1 and planning.get("carbon_price_per_tonne"):
+        remedy = "average and marginal carbon cannot be compared; use one for all regions, or plan without a carbon price"
+        problems.append((("planning", "carbon_price_per_tonne"), remedy))
     for location, feed in _feeds(raw):
         name, region = feed.get("feed"), raw["region"][location[1]]
         if not isinstance(name, str):

@@ -45,6 +45,8 @@ EXAMPLE = """\
 #move_gb_per_s = 0.1
 # The shortest stretch worth starting a pausable job for.
 #min_chunk = "15m"
+# From a launch until a job runs: what Ray and the runtime environment take.
+#launch_time = "10s"
 
 # Fixed rates: what one unit of the key is in the planning currency.
 #[fx]

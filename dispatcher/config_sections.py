@@ -29,6 +29,9 @@ from dispatcher.errors import ConfigError
 from dispatcher.shifts import crontab_trigger
 from policies.durations import parse_duration
 
+#: The planner's look-ahead in slots (policies.grid), kept here so that reading a configuration needs no numpy.
+MAX_SLOTS = 1344
+
 # --- kinds of values ----------------------------------------------------------------------------------------------
 
 
@@ -164,6 +167,14 @@ class PlanningConfig(Section):
     @classmethod
     def _from_text(cls, value: Any) -> Any:
         return int(value) if isinstance(value, str) and value.isdigit() else value  # variables are text
+
+    @model_validator(mode="after")
+    def _not_too_far(self) -> "PlanningConfig":
+        slots = self.horizon_hours * 60 / self.slot_minutes
+        if slots > MAX_SLOTS:
+            limit_h = MAX_SLOTS * self.slot_minutes / 60
+            raise ValueError(f"horizon_hours may be at most {limit_h:g} with slots of {self.slot_minutes} min")
+        return self
 
     @property
     def default_runtime_s(self) -> float:

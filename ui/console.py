@@ -8,7 +8,7 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from html import escape
 from typing import Any, ParamSpec
 
@@ -121,7 +121,10 @@ def plan_chart(keep_s: float) -> None:
     status = look()
     if isinstance(status, ApiError):
         return
-    now = time_of(status["now"]) or datetime.now(UTC)
+    now = time_of(status["now"])
+    if now is None:
+        st.error("The control plane told no time that can be read; is it of the same version as this console?")
+        return
     regions: Sequence[Json] = (read_or_say("Regions", "/v1/regions", keep_s=keep_s) or {}).get("regions") or ()
     plan, missing = _plan(keep_s)
     said = parts.plan_line(plan, now) if plan is not None else missing
@@ -162,7 +165,10 @@ def work(states: Sequence[str], team: str) -> None:
     status = look()
     if isinstance(status, ApiError):
         return
-    now = time_of(status["now"]) or datetime.now(UTC)
+    now = time_of(status["now"])
+    if now is None:
+        st.error("The control plane told no time that can be read; is it of the same version as this console?")
+        return
     _note_click()
     # The same two columns always, so that the table stays the same element, and where it was scrolled to.
     chosen = bool(state.get("job"))

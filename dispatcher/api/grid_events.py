@@ -134,6 +134,8 @@ class GridEvents:
         """
         async with self._lock:
             held = await in_thread(self._held, event.source, event.event_id)
+            if version is None and held is not None and not held.region:
+                return "stale", held  # its sender cancelled it before it came
             if version is None and held is not None:
                 same = replace(event, version=held.version, received_at=held.received_at) == held
                 event = replace(event, version=held.version if same else held.version + 1)
@@ -143,14 +145,20 @@ class GridEvents:
     async def cancel(
         self, source: str, event_id: str, *, version: int | None = None, message_id: str | None = None
     ) -> tuple[str, GridEvent]:
-        """End an event, whatever its length. Raises NotFound for one that is not held."""
+        """End an event, whatever its length. A sender's messages (those with an id) come in any order, so one that cancels an
+        event not heard of yet is kept, and the event is ignored when it comes. Otherwise raises NotFound for one not held."""
         async with self._lock:
             held = await in_thread(self._held, source, event_id)
+            now = self._services.clock.now()
+            if held is None and message_id is not None:
+                final = _MAX_VERSION - 1 if version is None else version
+                unseen = "cancelled before it was heard of"
+                held = GridEvent(source, event_id, final, "", now, now, 0.0, now, unseen, cancelled=True)
+                return await self._write(held, message_id), held
             if held is None:
                 raise NotFound(f"there is no event {event_id} from {source}")
             if held.cancelled and version is None:
                 return "duplicate", held
-            now = self._services.clock.now()
             ended = replace(held, version=held.version + 1 if version is None else version, cancelled=True, received_at=now)
             outcome = await self._write(ended, message_id)
             return outcome, ended if outcome == "accepted" else held

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from dispatcher import config_sections
 from dispatcher.config import Config, load, write_example
 from dispatcher.config_text import dotted, key_lines, line_of
 from dispatcher.errors import ConfigError
+from policies import grid
 
 REGION = '[[region]]\nname = "eu"\naddress = "http://10.0.0.1:8265"\n'
 
@@ -321,3 +323,17 @@ f = 3
         "r[1].p[0].f": 20,
     }
     assert line_of(lines, ("r", 0, "missing")) == 10 and line_of(lines, ("nothing",)) is None
+
+
+def test_carbon_kinds_are_not_mixed_and_the_horizon_fits_its_slots(tmp_path: Path) -> None:
+    path = tmp_path / "gridshift.toml"
+    region = '[[region]]\nname = "{0}"\naddress = "http://{0}"\ncarbon_signal = "{1}"\n[[region.carbon]]\nfeed = "synthetic"\n'
+    path.write_text(
+        "[planning]\ncarbon_price_per_tonne = 50\n" + region.format("a", "average") + region.format("b", "marginal")
+    )
+    with pytest.raises(ConfigError, match="average and marginal carbon cannot be compared"):
+        load(path, {})
+    path.write_text("[planning]\nslot_minutes = 5\nhorizon_hours = 300\n")
+    with pytest.raises(ConfigError, match="horizon_hours may be at most 112 with slots of 5 min"):
+        load(path, {})
+    assert grid.MAX_SLOTS == config_sections.MAX_SLOTS
