@@ -123,6 +123,7 @@ class FakeControlPlane:
         self.jobs = some_jobs()
         self.posts: list[str] = []
         self.tokens: set[str | None] = set()
+        self.tables = 0  # how often the page has asked for the jobs of its table
         self.replay, self.speed = False, 1.0
         self.regions_known, self.planned, self.alarmed = True, True, True
         self.refuse: dict[str, tuple[int, Json]] = {}
@@ -147,6 +148,7 @@ class FakeControlPlane:
                 pass
 
             def _any(self) -> None:
+                plane.tables += "state=running" in self.path
                 self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 status, value = plane._answer(self.command, self.path, self.headers.get("Authorization"))
                 body = json.dumps(value).encode()

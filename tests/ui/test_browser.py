@@ -59,6 +59,15 @@ def click_row(browser: webdriver.Chrome, row: int) -> None:
     ActionChains(browser).move_to_element_with_offset(canvas, left, top).click().perform()
 
 
+def row_holds(browser: webdriver.Chrome, row: int, job_id: str) -> None:
+    """Wait until a row of the table is that job's: the canvas carries its cells as a table for screen readers."""
+    script = (
+        "return [...document.querySelectorAll(\"canvas[data-testid='data-grid-canvas'] tr\")]"
+        ".filter(row => row.getAttribute('aria-rowindex') == arguments[0]).map(row => row.textContent).join()"
+    )
+    wait_until(lambda: job_id in browser.execute_script(script, row + 2), LIMIT_S, f"row {row} to hold {job_id}")
+
+
 def test_an_operator_reads_the_page_and_cancels_a_job(plane: FakeControlPlane, console: str, browser: webdriver.Chrome) -> None:
     browser.get(console)
     shows(browser, "ALARM us-east does not answer", "Tue 3 Mar 2026 03:12:05 UTC", "modelled", "UNREACHABLE", "4.3 kW OVER")
@@ -90,11 +99,15 @@ def test_a_clicked_job_stays_open_while_rows_move(plane: FakeControlPlane, conso
     shows(browser, "Power budgets", "Jobs")
     wait_until(lambda: browser.find_elements(By.XPATH, "//canvas[@data-testid='data-grid-canvas']"), LIMIT_S, "the table")
     first, chosen, third = (plane.jobs[n]["id"] for n in (0, 2, 3))
+    row_holds(browser, 2, chosen)
     click_row(browser, 2)
     shows(browser, f"gridshift jobs logs {chosen}", "3 succeeded")
     plane.jobs[0]["state"] = "succeeded"  # it leaves the top of the table, and the others move up
     shows(browser, "4 succeeded", f"gridshift jobs logs {chosen}")
 
+    row_holds(browser, 2, third)
+    moved = plane.tables  # the page knows where its own mark is now only once it has drawn the table again
+    wait_until(lambda: plane.tables >= moved + 2, LIMIT_S, "the table to be drawn again")
     click_row(browser, 2)
     shows(browser, f"gridshift jobs logs {third}")
     assert f"gridshift jobs logs {chosen}" not in text(browser)
