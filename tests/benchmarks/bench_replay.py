@@ -131,8 +131,8 @@ def main() -> int:
     ]
     method = (
         f"two real Ray clusters, {', '.join(ZONES.values())} of data/traces from {START:%Y-%m-%d %H:%M}Z, replayed {speed:g} "
-        f"times as fast, known 24 h ahead; modelled energy; run-now: each job at submission, FIFO, same clusters, home region "
-        f"{next(iter(ZONES))}"
+        f"times as fast, known 24 h ahead; modelled energy; run-now: each job's own run time from its submission on, in "
+        f"{next(iter(ZONES))}, as if there were always room"
     )
     return report("replay", figures, wanted, method)
 
