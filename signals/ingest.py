@@ -17,7 +17,7 @@ from urllib.parse import urljoin, urlsplit
 import requests
 import urllib3
 
-from signals.feeds import FEEDS, FeedError, Request, validate_options
+from signals.feeds import FEEDS, FeedError, Query, Request, validate_options
 from signals.feeds.base import ACCESS, FILE, INVALID, LOCAL, NO_DATA, TRUNCATED
 from signals.gaps import SignalGap
 from signals.points import Kind, SignalPoint, require_utc
@@ -119,7 +119,7 @@ def fetch(
     own_session = session is None
     session = session or requests.Session()
     try:
-        for request in feed.requests(options, start, end, now):
+        for request in feed.requests(Query(kind, options, start, end, now)):
             try:
                 payload = _payload(request, session, limits, sleep)
             except FeedError as error:

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from signals.feeds import csv_file, energy_charts, gb_carbon, synthetic
-from signals.feeds.base import Context, Feed, FeedError, ParseResult, Problem, Request, unknown_keys
+from signals.feeds.base import Context, Feed, FeedError, ParseResult, Problem, Query, Request, unknown_keys
 from signals.points import Kind
 
-__all__ = ["FEEDS", "Context", "Feed", "FeedError", "ParseResult", "Problem", "Request", "validate_options"]
+__all__ = ["FEEDS", "Context", "Feed", "FeedError", "ParseResult", "Problem", "Query", "Request", "validate_options"]
 
 FEEDS: dict[str, Feed] = {
     feed.name: feed
@@ -32,7 +32,7 @@ def validate_options(feed_name: str, options: Mapping[str, Any], kind: Kind | No
     if feed is None:
         return [Problem("feed", feed_name, f"no such feed; there are: {', '.join(sorted(FEEDS))}")]
     options = {key: value for key, value in options.items() if key != "feed"}
-    problems = unknown_keys(feed.option_names, options)
+    problems = unknown_keys(feed.all_option_names, options)
     if kind is not None and kind not in feed.kinds:
         having = ", ".join(sorted(name for name, other in FEEDS.items() if kind in other.kinds))
         problems.append(Problem("feed", feed_name, f"has no {kind}; feeds that have it: {having or 'none'}"))

@@ -42,11 +42,59 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One GET. ``url`` is http(s), ``file:PATH`` for a file here, or ``local:`` when there is nothing to fetch."""
+    """One GET, or a POST of ``body`` when there is one. ``url`` is http(s), ``file:PATH`` for a file here, or ``local:`` when
+    there is nothing to fetch. Secrets travel in ``params``, ``headers`` or ``body``, which nothing logs; never in ``url``."""
 
     url: str
     params: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What is wanted of a feed: ``kind`` over ``[start, end)``, asked at ``now``.
+
+    ``options`` are those of the configuration, with the feed's secrets under their own names (Secret.name) and, after a
+    login, the session's token as "bearer".
+    """
+
+    kind: Kind
+    options: Mapping[str, Any]
+    start: datetime
+    end: datetime
+    now: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """A key that a feed needs. The configuration says where it is, as ``<name>_env`` (a variable) or ``<name>_file``; without
+    either the variable ``env`` is read. ``obtain`` says where a user gets one."""
+
+    name: str
+    env: str
+    obtain: str
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """How a feed's credentials become a session's token, good for ``ttl_s``: what to ask, and the token in the answer.
+
+    ``token`` raises FeedError (access) when the answer holds none.
+    """
+
+    request: Callable[[Mapping[str, Any]], Request]
+    token: Callable[[bytes], str]
+    ttl_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Paging:
+    """How a long answer comes in pages: ``following`` is the request for the page after this one (None: it was the last),
+    ``join`` makes one payload of all that came, whose reader then sees whether any are missing."""
+
+    following: Callable[[bytes, Request], Request | None]
+    join: Callable[[Sequence[bytes]], bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +130,32 @@ class Context:
 class Feed:
     """One source of signals.
 
-    ``requests(options, start, end, now)`` says what to ask for ``[start, end)``. ``read(payload, context)`` says what an
-    answer means and raises FeedError when it means nothing; callers use ``parse``. ``check(options)`` lists wrong options.
-    ``poll_s`` is how often asking again is worth it, in seconds of the clock that the signal's times belong to.
+    ``requests(query)`` says what to ask. ``read(payload, context)`` says what an answer means and raises FeedError when it
+    means nothing; callers use ``parse``. ``check(options)`` lists wrong options. ``poll_s`` is how often asking again is
+    worth it, in seconds of the clock that the signal's times belong to; ``pace_s`` is the least time between two requests to
+    the provider, in seconds of the wall. ``defaults`` are options that live fetching adds: they choose one series where an
+    answer holds several, which reading a saved answer shows all. ``load``, where given, gets the payload from a library
+    instead of ``requests``; it raises FeedError.
     """
 
     name: str
     kinds: frozenset[Kind]
     option_names: frozenset[str]
-    requests: Callable[[Mapping[str, Any], datetime, datetime, datetime], tuple[Request, ...]]
+    requests: Callable[[Query], tuple[Request, ...]]
     read: Callable[[bytes, Context], ParseResult]
     check: Callable[[Mapping[str, Any]], list[Problem]]
     poll_s: float
+    pace_s: float = 0.0
+    secrets: tuple[Secret, ...] = ()
+    login: Login | None = None
+    paging: Paging | None = None
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    load: Callable[[Query], bytes] | None = None
+
+    @property
+    def all_option_names(self) -> frozenset[str]:
+        """The feed's own options and those that say where its secrets are."""
+        return self.option_names | {f"{secret.name}_{where}" for secret in self.secrets for where in ("env", "file")}
 
     def parse(
         self,

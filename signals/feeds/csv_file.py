@@ -27,6 +27,7 @@ from signals.feeds.base import (
     FeedError,
     ParseResult,
     Problem,
+    Query,
     Request,
     check_text,
     duration,
@@ -64,9 +65,9 @@ class _Table:
     error: FeedError | None
 
 
-def build_requests(options: Mapping[str, Any], start: datetime, end: datetime, now: datetime) -> tuple[Request, ...]:
+def build_requests(query: Query) -> tuple[Request, ...]:
     """Each of the files."""
-    return tuple(Request(f"{FILE}{path}") for path in _files(options))
+    return tuple(Request(f"{FILE}{path}") for path in _files(query.options))
 
 
 def _files(options: Mapping[str, Any]) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from signals.feeds.base import (
     FeedError,
     ParseResult,
     Problem,
+    Query,
     Request,
     check_base_url,
     check_text,
@@ -34,10 +35,10 @@ _BASE_URL = "https://api.energy-charts.info"
 _UNIT = re.compile(r"\s*([A-Z]{3})\s*/\s*MWh\s*")
 
 
-def build_requests(options: Mapping[str, Any], start: datetime, end: datetime, now: datetime) -> tuple[Request, ...]:
+def build_requests(query: Query) -> tuple[Request, ...]:
     """One request for the whole window, in UTC."""
-    base = str(options.get("base_url", _BASE_URL)).rstrip("/")
-    params = {"bzn": str(options.get("bzn", "")), "start": _stamp(start), "end": _stamp(end)}
+    base = str(query.options.get("base_url", _BASE_URL)).rstrip("/")
+    params = {"bzn": str(query.options.get("bzn", "")), "start": _stamp(query.start), "end": _stamp(query.end)}
     return (Request(f"{base}/price", params=params, headers={"Accept": "application/json"}),)
 
 

@@ -17,6 +17,7 @@ from signals.feeds.base import (
     FeedError,
     ParseResult,
     Problem,
+    Query,
     Request,
     check_base_url,
     holes,
@@ -35,9 +36,10 @@ _RANGE = timedelta(days=14)
 _SETTLED = timedelta(hours=24)
 
 
-def build_requests(options: Mapping[str, Any], start: datetime, end: datetime, now: datetime) -> tuple[Request, ...]:
+def build_requests(query: Query) -> tuple[Request, ...]:
     """The past by ranges of at most 14 days, the future by the 48 hours' forecast."""
-    base = str(options.get("base_url", _BASE_URL)).rstrip("/")
+    base = str(query.options.get("base_url", _BASE_URL)).rstrip("/")
+    start, end, now = query.start, query.end, query.now
     headers = {"Accept": "application/json"}
     requests = []
     at, past_end = start, min(end, now)

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any
 
-from signals.feeds.base import INVALID, LOCAL, Context, Feed, FeedError, ParseResult, Problem, Request, number
+from signals.feeds.base import INVALID, LOCAL, Context, Feed, FeedError, ParseResult, Problem, Query, Request, number
 from signals.points import UNITS, Kind, Quality, SignalPoint
 
 NAME = "synthetic"
@@ -30,7 +30,7 @@ _PRICE_HUMPS = ((8.0, 1.8, 0.7), (19.0, 2.2, 1.0), (13.0, 2.5, -0.7), (3.0, 3.0,
 _CARBON_HUMPS = ((7.0, 2.0, 0.4), (20.0, 2.8, 0.9), (13.0, 3.0, -1.0), (3.0, 3.0, -0.1))
 
 
-def build_requests(options: Mapping[str, Any], start: datetime, end: datetime, now: datetime) -> tuple[Request, ...]:
+def build_requests(query: Query) -> tuple[Request, ...]:
     """Nothing to fetch."""
     return (Request(LOCAL),)
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from signals.feeds import FEEDS, FeedError, ParseResult, validate_options
+from signals.feeds import FEEDS, FeedError, ParseResult, Query, validate_options
 from signals.feeds.base import duration, steps
 from signals.feeds.synthetic import value_at
 from signals.points import Kind, Quality, SignalError
@@ -230,13 +230,13 @@ def test_gb_that_cannot_be_used_says_why(body: Any, kind: str, words: str) -> No
 
 
 def test_gb_requests_the_past_by_ranges_and_the_future_as_forecast() -> None:
-    urls = [r.url for r in FEEDS["gb_carbon"].requests({"base_url": "http://x/"}, T0 - 20 * DAY, T0 + DAY, T0)]
+    urls = [r.url for r in FEEDS["gb_carbon"].requests(Query(CARBON, {"base_url": "http://x/"}, T0 - 20 * DAY, T0 + DAY, T0))]
     assert urls == [
         "http://x/intensity/2026-02-09T00:00Z/2026-02-23T00:00Z",
         "http://x/intensity/2026-02-23T00:00Z/2026-03-01T00:00Z",
         "http://x/intensity/2026-03-01T00:00Z/fw48h",
     ]
-    assert len(FEEDS["gb_carbon"].requests({}, T0 - DAY, T0, T0)) == 1
+    assert len(FEEDS["gb_carbon"].requests(Query(CARBON, {}, T0 - DAY, T0, T0))) == 1
 
 
 # --- energy_charts --------------------------------------------------------------------------------------------------
