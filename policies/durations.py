@@ -2,6 +2,7 @@
 
 import math
 import re
+from functools import lru_cache
 
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _PARTS = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])", re.ASCII)
@@ -14,6 +15,7 @@ _ISO = re.compile(
 MAX_S = 366 * 86400.0
 
 
+@lru_cache(1024)  # the same few are read again and again, with every submission
 def parse_duration(text: str) -> float:
     """Seconds in "90m", "1h30m", "2d", "PT6H", "P1DT2H" (ISO 8601 without months and years) or plain seconds.
 

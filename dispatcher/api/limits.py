@@ -12,10 +12,6 @@ from dispatcher.config import Config
 WEBHOOK_BYTES = 64 * 1024
 
 
-class _TooLarge(Exception):
-    """More bytes came than may come."""
-
-
 class BodyLimit:
     """ASGI middleware. A body that is too large is not read on; the server discards the rest, so that a client which sends
     first and reads later still learns why."""
@@ -38,33 +34,23 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         limit, remedy = self._limit(scope["path"])
-
-        async def refuse() -> None:
-            error = Refused(413, f"the body is larger than the {limit:,} bytes that are taken here; {remedy}")
-            await error_response(scope["path"], error)(scope, receive, send)
-
-        declared = Headers(scope=scope).get("content-length", "")
+        refusal = Refused(413, f"the body is larger than the {limit:,} bytes that are taken here; {remedy}")
+        headers = Headers(scope=scope)
+        declared = headers.get("content-length", "")
         if declared.isdigit() and int(declared) > limit:
-            await refuse()
+            await error_response(scope["path"], refusal)(scope, receive, send)
             return
-        seen, started = 0, False
+        if declared.isdigit() and "transfer-encoding" not in headers:
+            await self._app(scope, receive, send)  # the server reads no more than was declared
+            return
+        seen = 0
 
         async def counted() -> Message:
             nonlocal seen
             message = await receive()
             seen += len(message.get("body", b""))
             if seen > limit:
-                raise _TooLarge
+                raise refusal  # in the handler that reads, which answers with it
             return message
 
-        async def noted(message: Message) -> None:
-            nonlocal started
-            started = True
-            await send(message)
-
-        try:
-            await self._app(scope, counted, noted)
-        except _TooLarge:
-            if started:
-                raise
-            await refuse()
+        await self._app(scope, counted, send)

@@ -30,6 +30,8 @@ PROTOCOL_VERSION = "4"
 #: Told to clients where Ray itself is not installed beside the control plane.
 _RAY_VERSION = "2.60.0"
 _BLOCK = 1 << 20
+#: Where submissions are posted, with and without the slash.
+SUBMIT_PATHS = ("/api/jobs/", "/api/jobs")
 #: Ended jobs in Ray's list, which knows no pages.
 ENDED_LISTED = 1000
 #: How often the store is asked whether a job whose log is tailed has ended, wall seconds.
@@ -63,13 +65,11 @@ class RayJobs:
         }
 
     def routes(self) -> list[BaseRoute]:
-        """All routes, with and without the slash at the end where clients differ."""
+        """All routes but the one for submissions, with and without the slash at the end where clients differ."""
         table: list[tuple[str, str, Any]] = [
-            ("POST", "/api/jobs/", self.submit),
             ("GET", "/api/version", self.version),
             ("GET", "/api/packages/{protocol}/{name}", self.has_package),
             ("PUT", "/api/packages/{protocol}/{name}", self.take_package),
-            ("POST", "/api/jobs", self.submit),
             ("GET", "/api/jobs/", self.list),
             ("GET", "/api/jobs", self.list),
             ("GET", "/api/jobs/{job_id}", self.show),

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Engine, bindparam, func, insert, select, text, update
+from sqlalchemy import BindParameter, Connection, Engine, bindparam, func, insert, select, text, update
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -44,6 +44,17 @@ WRITE_LOCK = 0x6772_6964_7772
 #: Seconds to look whether a commit whose answer was lost took place.
 _ASK_AGAIN_S = 10.0
 
+# Statements made once: the engine's cache then knows them by identity, which is a good part of what a small batch costs.
+_LAST_SEQ = select(func.coalesce(func.max(JOB_EVENT.c.seq), 0))
+_IDS: BindParameter[Any] = bindparam("ids", expanding=True)
+_TAKEN = select(JOB.c.id).where(JOB.c.id.in_(_IDS))
+_JOBS = select(*JOB_COLUMNS).where(JOB.c.id.in_(_IDS))
+_CURRENT_ATTEMPTS = (
+    select(*ATTEMPT_COLUMNS)
+    .join(JOB, JOB.c.id == ATTEMPT.c.job_id)
+    .where(ATTEMPT.c.job_id.in_(_IDS), JOB.c.attempt == ATTEMPT.c.attempt)
+)
+_INSERT_JOB, _INSERT_ATTEMPT, _INSERT_EVENT = insert(JOB), insert(ATTEMPT), insert(JOB_EVENT)
 _CHANGING = [c.name for c in JOB_COLUMNS if c.name not in ("id", "submitted_at", "request", "flex")]
 _UPDATE_JOB = update(JOB).where(JOB.c.id == bindparam("key")).values({name: bindparam(name) for name in _CHANGING})
 _SPEC = ("request", "flex", "team", "submitted_at")
@@ -113,16 +124,14 @@ class Batch:
         connection = self._connection
         if connection.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": WRITE_LOCK})
-        self._seq = connection.execute(select(func.coalesce(func.max(JOB_EVENT.c.seq), 0))).scalar_one()
+        self._seq = connection.execute(_LAST_SEQ).scalar_one()
         for ids in _chunks(adding):
-            self._taken.update(connection.execute(select(JOB.c.id).where(JOB.c.id.in_(ids))).scalars())
-        current = JOB.c.attempt == ATTEMPT.c.attempt
+            self._taken.update(connection.execute(_TAKEN, {"ids": ids}).scalars())
         for ids in _chunks(changing):
-            for row in connection.execute(select(*JOB_COLUMNS).where(JOB.c.id.in_(ids))):
+            for row in connection.execute(_JOBS, {"ids": ids}):
                 job = job_of(row)
                 self._jobs[job.id] = self._stored[job.id] = job
-            query = select(*ATTEMPT_COLUMNS).join(JOB, JOB.c.id == ATTEMPT.c.job_id).where(ATTEMPT.c.job_id.in_(ids), current)
-            for row in connection.execute(query):
+            for row in connection.execute(_CURRENT_ATTEMPTS, {"ids": ids}):
                 attempt = attempt_of(row)
                 self._attempts[attempt.job_id, attempt.attempt] = attempt
 
@@ -184,7 +193,7 @@ class Batch:
                 spec_rows.append({name: job_values(job)[name] for name in _SPEC} | {"key": job_id})
         run = self._connection.execute
         if new_rows:
-            run(insert(JOB), new_rows)
+            run(_INSERT_JOB, new_rows)
         if job_rows:
             run(_UPDATE_JOB, job_rows)
         if spec_rows:
@@ -195,9 +204,9 @@ class Batch:
             rows = [attempt_values(a) | {"key": a.job_id, "number": a.attempt} for a in ended]
             run(_UPDATE_ATTEMPT, [{name: value for name, value in row.items() if name not in _KEPT} for row in rows])
         if self._new_attempts:
-            run(insert(ATTEMPT), [attempt_values(self._attempts[key]) for key in self._new_attempts])
+            run(_INSERT_ATTEMPT, [attempt_values(self._attempts[key]) for key in self._new_attempts])
         if self.events:
-            run(insert(JOB_EVENT), [event_values(event) for event in self.events])
+            run(_INSERT_EVENT, [event_values(event) for event in self.events])
 
 
 def _chunks(ids: Iterable[str]) -> Iterable[list[str]]:
