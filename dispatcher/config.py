@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field, PrivateAttr, ValidationError
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
@@ -302,6 +303,18 @@ def _closest(word: str, known: Any) -> str:
     return f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(names)}" if names else "remove it"
 
 
+def _place(address: Any) -> tuple[str, int | None] | None:
+    """Host and port of a URL, as far as names tell that two are the same."""
+    try:
+        parts = urlsplit(address) if isinstance(address, str) else None
+        if parts is None or not parts.hostname:
+            return None
+        host = "127.0.0.1" if parts.hostname == "localhost" else parts.hostname.rstrip(".")
+        return host, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    except ValueError:
+        return None
+
+
 def _cross_checks(raw: Mapping[str, Any]) -> list[Problem]:
     """What no section can check alone; works on raw values so that these mistakes are named together with the others."""
     # Imported here, so that whoever only wants a section's model does not load every feed.
@@ -316,6 +329,20 @@ def _cross_checks(raw: Mapping[str, Any]) -> list[Problem]:
             name = entry.get(field)
             if isinstance(name, str) and seen.setdefault(name, i) != i:
                 problems.append(((key, i, field), f"{name!r} is used by {key}[{seen[name]}] already; names must differ"))
+    addresses: dict[tuple[str, int | None], int] = {}
+    for i, region in _tables(raw, "region"):
+        place = _place(region.get("address"))
+        if place is not None and addresses.setdefault(place, i) != i:
+            remedy = f"{region['address']!r} is the cluster of region[{addresses[place]}] already; its GPUs would count twice"
+            problems.append((("region", i, "address"), remedy))
+    ways: dict[tuple[Any, ...], int] = {}
+    for i, shift in _tables(raw, "shift"):
+        way = tuple(repr(shift.get(key, "UTC" if key == "timezone" else None)) for key in ("cron", "timezone", "from", "to"))
+        ways[way] = i
+        back = ways.get((*way[:2], way[3], way[2]))
+        if back is not None and back != i:
+            remedy = f"takes back what shift[{back}] moves at the same times; change one of the two"
+            problems.append((("shift", i, "to"), remedy))
     for i, shift in _tables(raw, "shift"):
         for key in ("from", "to"):
             name = shift.get(key)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -47,8 +48,10 @@ from policies.world import (
 
 log = logging.getLogger(__name__)
 
-#: At most this many attempts of one region wait for its cluster's acceptance; Ray takes about ten submissions a second.
+#: At most this many attempts of one region are being started at once: each is a new process on its head.
 MAX_LAUNCHING = 32
+#: Wall seconds for which an attempt that its cluster took counts as being started.
+STARTING_S = 60.0
 #: A stop is asked for again after this many wall seconds while the attempt still lives.
 STOP_AGAIN_S = 5.0
 #: Wall seconds before a launch that got no answer is tried again.
@@ -276,11 +279,15 @@ class Control:
                 seen,
                 now,
                 books=books,
-                retry=Retry(AFTER_LOSS_S * self.clock.speed, self._losses(job.id) if ended else 0),
+                retry=self._retry(job.id) if ended else Retry(AFTER_LOSS_S * self.clock.speed, 0),
                 times_missing=missing[attempt.submission_id],
+                missing_s=missing[attempt.submission_id] * self.regions[attempt.region].config.observe_s,
             )
             if change is not None:
                 changes.append(change)
+                if change.attempt_fields.get("outcome") == "lost":
+                    # Should it live after all, where nobody sees it, it ends before the next attempt begins.
+                    self._start_effect(attempt, self._stopper(attempt))
         return changes
 
     def _is_stopped(self, job: Job, attempt: Attempt) -> bool:
@@ -288,8 +295,12 @@ class Control:
         asked = self._stopped_at.get(attempt.submission_id)
         return job.cancel_requested_at is not None and asked is not None and self._wall() - asked > STOP_AGAIN_S
 
-    def _losses(self, job_id: str) -> int:
-        return sum(attempt.outcome == "lost" for attempt in self.store.attempts(job_id))
+    def _retry(self, job_id: str) -> Retry:
+        attempts = sorted(self.store.attempts(job_id), key=lambda attempt: attempt.attempt)
+        before = [attempt for attempt in attempts if attempt.ended_at is not None]
+        failed_starts = len(list(takewhile(lambda a: a.outcome == "refused" and a.accepted_at is not None, reversed(before))))
+        losses = sum(attempt.outcome == "lost" for attempt in attempts)
+        return Retry(AFTER_LOSS_S * self.clock.speed, losses, failed_starts)
 
     def _usage(self, job: Job, attempt: Attempt, ended_at: datetime) -> Usage | None:
         """Modelled energy, cost and carbon of an attempt over its run; None when it never ran."""
@@ -356,7 +367,9 @@ class Control:
         changes: list[Change] = []
         holds = 0
         launching = Counter(
-            attempt.region for attempt in self._attempts.values() if attempt.accepted_at is None and attempt.ended_at is None
+            attempt.region
+            for attempt in self._attempts.values()
+            if attempt.ended_at is None and attempt.started_at is None and self._is_starting(attempt, now)
         )
         for action in actions:
             if isinstance(action, Alarm):
@@ -388,6 +401,10 @@ class Control:
                 planned_fields = {"planned_region": planned[0], "planned_start_at": planned[1]}
                 changes.append(_change(job, now, "plan", action.reason, fields=planned_fields))
         return changes
+
+    def _is_starting(self, attempt: Attempt, now: datetime) -> bool:
+        """Whether an attempt keeps its cluster busy with starting it. One that waits there for a node does not for long."""
+        return attempt.accepted_at is None or now - attempt.accepted_at < timedelta(seconds=STARTING_S * self.clock.speed)
 
     def _said_lately(self, job: Job) -> bool:
         """Whether a waiting job got a new sentence moments ago: figures in it move all the time, and each is a row."""

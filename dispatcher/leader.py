@@ -57,13 +57,19 @@ class Leadership:
     def __init__(self, url: str, data_dir: Path) -> None:
         self._url = database(url)
         path = sqlite_path(self._url)
-        self._file = Path(f"{path}.lock") if path is not None else data_dir / "control.lock"
+        # The file itself, whatever links lead to it: two names of one database are one database.
+        self._database = Path(path).resolve() if path is not None else None
+        self._file = Path(f"{self._database}.lock") if self._database is not None else data_dir / "control.lock"
         self._fd: int | None = None
         self._session: Connection | None = None
         self._seen_at = 0.0
 
     def acquire(self) -> None:
         """Become the leader. Raises NotTheLeader or StoreUnavailable."""
+        if self._database is not None and self._database.exists() and self._database.stat().st_nlink > 1:
+            raise StoreUnavailable(
+                f"{self._database} has several names (hard links), under which SQLite misses its own log; remove the others"
+            )
         self._lock_file()
         try:
             if self._url.get_backend_name() == "postgresql":

@@ -117,26 +117,36 @@ def _check_tar(name: str, path: Path, max_unpacked: int) -> None:
     with opened, tarfile.open(fileobj=_Bounded(opened, max_unpacked + (64 << 20)), mode="r:") as archive:
         members: Any = archive
         total = 0
+        links: set[str] = set()
+        folders: set[str] = set()
         for count, info in enumerate(archive, 1):
             total += info.size
             if count > MAX_MEMBERS or total > max_unpacked:
                 raise PackageRejected(f"{name} unpacks to too many or too large files")
             _check_member(name, info.name)
+            folders.update(str(folder) for folder in PurePosixPath(info.name).parents)
             if info.issym() or info.islnk():
                 base = PurePosixPath(info.name).parent if info.issym() else PurePosixPath()
                 _check_link(name, info.name, base, info.linkname)
+                links.add(str(PurePosixPath(info.name)))
             elif not (info.isreg() or info.isdir()):
                 raise PackageRejected(f"{name} has a device or pipe in it: {info.name[:200]!r}")
             members.members = []  # a long archive is not kept in memory
+        # What lies below a link is unpacked where the link leads, which another link may have led elsewhere.
+        if below := sorted(links & folders):
+            raise PackageRejected(f"{name} has members below a link: {below[0][:200]!r}; pack the folder it points to")
 
 
 def _check_link(name: str, member: str, base: PurePosixPath, target: str) -> None:
-    """Refuse a link that leads out of the folder (``a/b -> ../c`` stays inside, ``a -> ../c`` does not)."""
+    """Refuse a link that leads out of the folder (``a/b -> ../c`` stays inside, ``a -> ../c`` does not). After a name no ".."
+    may come: that name may be a link itself, and then ".." is not the way back."""
     depth = len(base.parts)
+    named = False
     for part in PurePosixPath(target).parts:
         depth += -1 if part == ".." else 1
-        if depth < 0 or part == "/":
+        if depth < 0 or part == "/" or (named and part == ".."):
             raise PackageRejected(f"{name} has a link that leads out of its folder: {member[:200]!r}")
+        named = named or part != ".."
 
 
 def ray_directory_hashes(path: Path, max_unpacked: int) -> set[str]:

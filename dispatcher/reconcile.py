@@ -13,10 +13,15 @@ from policies.world import JobState, Pausable
 
 #: Ray error types that mean the attempt was lost with its machine, not that the job's own code failed.
 LOST_ERRORS = frozenset({"JOB_SUPERVISOR_ACTOR_DIED", "JOB_SUPERVISOR_ACTOR_UNKNOWN_FAILURE"})
+#: A cluster that was not restarted and yet denies an attempt is believed after this many wall seconds: a proxy that has lost
+#: its way says the same, while the attempt goes on.
+SAME_SESSION_S = 60.0
+#: Ray says this of a job whose supervisor cannot be made, from a broken cluster as well as from a runtime_env that cannot work.
+START_FAILURE = "JOB_SUPERVISOR_ACTOR_START_FAILURE"
+#: So it is tried again, and after this many times in a row the job is at fault.
+MAX_START_FAILURES = 3
 #: Ray error types that mean the job never began: its cluster found no room or no worker for it in time.
-NEVER_BEGAN = frozenset(
-    {"JOB_SUPERVISOR_ACTOR_START_TIMEOUT", "JOB_SUPERVISOR_ACTOR_START_FAILURE", "JOB_SUPERVISOR_ACTOR_UNSCHEDULABLE"}
-)
+NEVER_BEGAN = frozenset({"JOB_SUPERVISOR_ACTOR_START_TIMEOUT", START_FAILURE, "JOB_SUPERVISOR_ACTOR_UNSCHEDULABLE"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +56,22 @@ class Books:
 
 def _headline(message: str) -> str:
     """What happened, without the end of the log that Ray appends (the log itself is kept)."""
-    first = message.strip().split("\n", 1)[0]
-    return first.split(", last available logs", 1)[0].strip()
+    lines = [line.strip() for line in message.strip().split("\n") if line.strip()]
+    if not lines:
+        return ""
+    # A Python traceback says what happened in its last line.
+    told = lines[-1] if lines[0].startswith("Traceback (most recent call last)") else lines[0]
+    return told.split(", last available logs", 1)[0].strip()
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """``after_s`` (clock seconds) is how long the next attempt waits after a loss, ``losses`` how many came before."""
+    """``after_s`` (clock seconds) is how long the next attempt waits after a loss, ``losses`` how many came before,
+    ``failed_starts`` how many attempts in a row before this one its cluster took and could not start."""
 
     after_s: float
     losses: int
+    failed_starts: int = 0
 
 
 def _usage_fields(job: Job, books: Books) -> dict[str, Any]:
@@ -158,7 +169,8 @@ def launch_failed(job: Job, why: str, now: datetime, retry: Retry) -> Change:
         expect=JobState.LAUNCHING,
         expect_attempt=job.attempt,
         to=JobState.PAUSED if job.pauses else JobState.QUEUED,
-        fields={"not_before_at": now + timedelta(seconds=retry.after_s)},
+        # Each time it waits twice as long: what did not start five times is not waited for by others.
+        fields={"not_before_at": now + timedelta(seconds=retry.after_s * 2 ** min(retry.failed_starts, 6))},
         attempt_fields={"ended_at": now, "outcome": "refused", "message": why},
     )
 
@@ -222,20 +234,23 @@ def reconcile(
     books: Books,
     retry: Retry,
     times_missing: int,
+    missing_s: float = 0.0,
 ) -> Change | None:
     """What ``seen`` means for ``job``, or None when it says nothing new.
 
     ``books`` hold what the attempt has used up to its end, should it turn out to have ended. ``times_missing`` counts the
-    observations in a row (this one included) in which the cluster did not know the attempt.
+    observations in a row (this one included) in which the cluster did not know the attempt, over ``missing_s`` wall seconds.
     """
     status = seen.status
     if status is None:
         # An answer to a question older than the acceptance says nothing; one never accepted is simply sent again.
         if attempt.accepted_at is None or seen.asked_at < attempt.accepted_at or times_missing < 2:
             return None
+        restarted = attempt.ray_session is not None and seen.session != attempt.ray_session
+        if not restarted and missing_s < SAME_SESSION_S:
+            return None
         if job.state is JobState.PAUSING and job.checkpoint_saved_at is not None and job.cancel_requested_at is None:
             return paused(job, now, now, books=books)  # what it was to keep is kept
-        restarted = attempt.ray_session is not None and seen.session != attempt.ray_session
         why = (
             f"{attempt.region} was restarted and knows it no more"
             if restarted
@@ -307,6 +322,10 @@ def reconcile(
             return lost(job, attempt, "it was stopped before its checkpoint was saved", now, retry=retry, books=books)
         reason = f"stopped in {attempt.region} by someone other than gridshift"
         return finish(job, JobState.CANCELLED, reason, ended_at, outcome="stopped", books=books, attempt=attempt, seen=status)
+    if status.error_type == START_FAILURE and job.state is JobState.LAUNCHING and retry.failed_starts + 1 >= MAX_START_FAILURES:
+        why = _headline(status.message) or START_FAILURE
+        reason = f"{attempt.region} could not start it {MAX_START_FAILURES} times: {why}"
+        return finish(job, JobState.FAILED, reason, ended_at, outcome="refused", books=books, attempt=attempt, seen=status)
     if status.error_type in NEVER_BEGAN and job.state is JobState.LAUNCHING:
         return launch_failed(job, _headline(status.message) or str(status.error_type), now, retry)
     if status.error_type in LOST_ERRORS:

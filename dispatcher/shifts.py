@@ -3,6 +3,7 @@
 Pure but for the time zone tables; knows nothing of jobs or of whether a region is there.
 """
 
+import calendar
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -29,11 +30,20 @@ def crontab_trigger(cron: str, timezone: str) -> CronTrigger:
     fields = cron.split()
     if len(fields) != 5:
         raise ValueError("must be five crontab fields, such as '0 22 * * *' or '0 22 * * mon-fri'")
+    if _never(fields[2], fields[3]):
+        raise ValueError(f"no year has day {fields[2]} in month {fields[3]}, so this never begins")
     fields[4] = ",".join(_named_days(part) for part in fields[4].split(","))
     try:
         return CronTrigger.from_crontab(" ".join(fields), timezone=ZoneInfo(timezone))
     except (ValueError, TypeError) as error:
         raise ValueError(f"not a crontab line: {error}; such as '0 22 * * *' or '0 22 * * mon-fri'") from error
+
+
+def _never(day: str, month: str) -> bool:
+    """Whether a single day of a single month is one that no year has, such as 30 February."""
+    if not (day.isdigit() and month.isdigit() and 1 <= int(month) <= 12):
+        return False
+    return int(day) > calendar.monthrange(2024, int(month))[1]  # a leap year
 
 
 def _named_days(part: str) -> str:

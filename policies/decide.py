@@ -117,7 +117,12 @@ def _meet_limit(room: Room, world: World, acted: set[str]) -> list[Action]:
         )
     if excess_w > 0:
         fixed = [job for job in here if not _leaving(job) and not _pausable_now(job)]
-        what = f"{len(fixed)} jobs there cannot be paused" if fixed else "what draws there is not gridshift's to pause"
+        deaf = [job.id for job in candidates if not _may_ask(job, world.now, world.settings.checkpoint_retry_s)]
+        parts = [f"{len(fixed)} jobs there cannot be paused"] if fixed else []
+        if deaf:
+            names = ", ".join(deaf[:3]) + (f" and {len(deaf) - 3} more" if len(deaf) > 3 else "")
+            parts.append(f"{names} did not answer when asked for a checkpoint")
+        what = " and ".join(parts) or "what draws there is not gridshift's to pause"
         sentence = (
             f"{room.view.name} is {kw(excess_w)} above its limit of {kw(room.limit_w or 0.0)} ({room.limit_reason}) even with "
             f"everything pausable paused: {what}; cancelling jobs or raising the limit would meet it"

@@ -5,12 +5,13 @@ Pure: ``now`` and everything configured are arguments. It knows nothing of Ray b
 
 import difflib
 import math
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
-from policies.durations import parse_duration
+from policies.durations import MAX_S, parse_duration
 from policies.world import Flexibility, Pausable
 
 PREFIX = "gridshift."
@@ -44,6 +45,12 @@ class FlexibilityDefaults:
     gpu_power_w: float = 400.0
     cpu_power_w: float = 50.0
     tier: str = ""
+
+
+#: A time further ahead is taken for a slip; prices are known for days, not years.
+_FARTHEST = timedelta(seconds=MAX_S)
+#: What somebody wrote who meant a key of ours: another case, a blank before it, another character for the dot.
+_MEANT = re.compile(r"\s*gridshift\s*[._:/-]", re.IGNORECASE)
 
 
 class _Reader:
@@ -104,9 +111,12 @@ class _Reader:
             if when.tzinfo is None:
                 raise ValueError(f"has no UTC offset; write {text}Z for UTC or add the offset, such as {text}+01:00")
             try:
-                return when.astimezone(UTC)
+                when = when.astimezone(UTC)
             except OverflowError:
-                raise ValueError("is beyond the last year that can be told; give an earlier time") from None
+                when = datetime.max.replace(tzinfo=UTC)
+            if when - self.now > _FARTHEST:
+                raise ValueError(f"is more than {_FARTHEST.days} days ahead; give an earlier time")
+            return when
 
         found: datetime | None = self._read(key, parse)
         return found
@@ -226,6 +236,11 @@ def parse_flexibility(
             near = difflib.get_close_matches(key, KEYS, 1)
             hint = f"did you mean {PREFIX}{near[0]}?" if near else f"known keys: {', '.join(KEYS)}"
             reader.problem(key, f"no such key; {hint}")
+    for key, value in metadata.items():
+        if not key.startswith(PREFIX) and _MEANT.match(key):
+            name = _MEANT.sub("", key).strip().lower()
+            meant = f"write {PREFIX}{name}" if name in KEYS else f"gridshift's keys begin with {PREFIX!r}"
+            reader.problems.append(Problem(key, value, f"is not read as gridshift's; {meant}"))
     runtime_s = reader.duration("runtime", zero=False)
     gpus = reader.number("gpus", high=1e6)
     power_w = reader.number("power_w", high=1e9)

@@ -13,7 +13,7 @@ from typing import Any
 
 from dispatcher.api.answers import in_thread
 from dispatcher.api.services import Services
-from dispatcher.errors import BadInput, NotFound
+from dispatcher.errors import AlreadyExists, BadInput, NotFound
 from dispatcher.store import GridEvent
 from policies.durations import parse_duration
 
@@ -117,6 +117,17 @@ def _time(name: str, value: Any, problems: list[Problem]) -> datetime | None:
     return None
 
 
+def _differ(event: GridEvent, held: GridEvent) -> bool:
+    """Whether two texts of one version ask for different things. A start that was not given is the time of receipt, and a
+    message sent again is received later."""
+    if (event.region, event.limit_w, event.test) != (held.region, held.limit_w, held.test):
+        return True
+    if event.start == event.received_at and held.start == held.received_at:
+        length, held_length = ((one.end - one.start) if one.end is not None else None for one in (event, held))
+        return length != held_length
+    return (event.start, event.end) != (held.start, held.end)
+
+
 class GridEvents:
     """Stores events durably, one after another, so that a version made from the one that is held is the next one."""
 
@@ -130,7 +141,8 @@ class GridEvents:
     async def save(self, event: GridEvent, version: int | None, message_id: str | None = None) -> tuple[str, GridEvent]:
         """Store; returns "accepted", "duplicate" or "stale", and the event as it is held now.
 
-        Without a version, what differs from the event that is held replaces it.
+        Without a version, what differs from the event that is held replaces it. Raises AlreadyExists for another content under
+        the version that is held: its sender would believe that its limit is in force.
         """
         async with self._lock:
             held = await in_thread(self._held, event.source, event.event_id)
@@ -139,6 +151,11 @@ class GridEvents:
             if version is None and held is not None:
                 same = replace(event, version=held.version, received_at=held.received_at) == held
                 event = replace(event, version=held.version if same else held.version + 1)
+            elif held is not None and version == held.version and not held.cancelled and _differ(event, held):
+                raise AlreadyExists(
+                    f"version {version} of event {event.event_id} is held already and says something else; "
+                    "send the change under a higher version"
+                )
             outcome = await self._write(event, message_id)
             return outcome, event if outcome == "accepted" or held is None else held
 

@@ -108,8 +108,8 @@ def _request(fields: Mapping[str, Any], problems: list[Problem]) -> Request:
     runtime_env = fields.get("runtime_env", {})
     if not isinstance(runtime_env, dict):
         problems.append(("runtime_env", runtime_env, "must be an object"))
-    elif not _are_strings(runtime_env.get("env_vars") or {}):
-        problems.append(("runtime_env.env_vars", "...", "must map names to strings"))
+    else:
+        problems += _runtime_env_problems(runtime_env)
     return Request(
         entrypoint=entrypoint if isinstance(entrypoint, str) else "",
         runtime_env=runtime_env,
@@ -120,6 +120,21 @@ def _request(fields: Mapping[str, Any], problems: list[Problem]) -> Request:
         entrypoint_resources=_quantities("entrypoint_resources", fields.get("entrypoint_resources"), problems),
         entrypoint_label_selector=_strings("entrypoint_label_selector", fields.get("entrypoint_label_selector"), problems),
     )
+
+
+def _runtime_env_problems(runtime_env: Mapping[str, Any]) -> list[Problem]:
+    """What is wrong with the parts of a runtime_env that are read here; the rest is the cluster's to judge."""
+    problems: list[Problem] = []
+    if not _are_strings(runtime_env.get("env_vars") or {}):
+        problems.append(("runtime_env.env_vars", "...", "must map names to strings"))
+    working_dir = runtime_env.get("working_dir")
+    if working_dir is not None and not isinstance(working_dir, str):
+        problems.append(("runtime_env.working_dir", working_dir, "must be the URI of a package, as text"))
+    for name in ("py_modules", "java_jars"):
+        listed = runtime_env.get(name)
+        if listed is not None and not (isinstance(listed, list) and all(isinstance(one, str) for one in listed)):
+            problems.append((f"runtime_env.{name}", listed, "must be a list of URIs of packages, as text"))
+    return problems
 
 
 def _are_strings(value: object) -> bool:

@@ -185,8 +185,10 @@ class RayCluster:
             if not maybe_sent:
                 raise LaunchRefused(self._says(f"has a submission {sid} that is not this one; choose another submission id"))
         else:
-            # Ray's head passes its agent's 400 on inside the traceback of a 500.
-            if answer.status == 500 and "failed with status code 400" not in answer.text:
+            # Ray gives its reasons as a traceback, and its head passes its agent's 400 on inside the one of a 500. Without one
+            # it was somebody between us, who does not decide what becomes of the job.
+            from_ray = "Traceback" in answer.text and (answer.status != 500 or "failed with status code 400" in answer.text)
+            if not from_ray and answer.status != 413:  # too large is too large, whoever says so
                 raise ClusterUnreachable(self._says(f"could not take the job: {last_words(answer.text)}"))
             raise LaunchRefused(self._says(f"refused the job: {last_words(answer.text)}"))
 

@@ -96,6 +96,16 @@ def test_replayed_changed_and_ended(hooked: Server) -> None:
     assert hooked.get("/v1/events")["events"][0]["state"] == "cancelled"
 
 
+def test_another_content_under_the_same_version_is_refused(hooked: Server) -> None:
+    store = hooked.services.store
+    assert send(hooked, budget(version=5)).json() == {"outcome": "accepted"}
+    assert send(hooked, budget(version=5)).json() == {"outcome": "duplicate"}
+    for change in ({"limit_w": 2}, {"duration": "5h"}, {"start": "2037-01-01T00:00Z"}):
+        answer = send(hooked, budget(version=5, **change))
+        assert answer.status_code == 409 and "under a higher version" in answer.json()["error"]["message"], change
+    assert store.grid_events()[0].limit_w == 1000.0
+
+
 def test_both_secrets_hold_while_they_are_rotated(hooked: Server) -> None:
     assert send(hooked, budget(), secret=NEW).status_code == 202
     assert send(hooked, budget(), secret=OLD).status_code == 202

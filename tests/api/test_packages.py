@@ -189,6 +189,20 @@ def test_hostile_tars(store: PackageStore, mode: str, member: tuple[str, bytes, 
     assert left_over(store) == []
 
 
+@pytest.mark.parametrize(
+    ("members", "why"),
+    [
+        ([("d1", b"", SYM, "."), ("d1/d2", b"", SYM, ".."), ("d1/d2/evil", b"x", REG, "")], "below a link"),
+        ([("d1", b"", SYM, "."), ("d1/file", b"x", REG, "")], "below a link"),
+        ([("d1/file", b"x", REG, ""), ("d1", b"", SYM, ".")], "below a link"),
+        ([("a/b/up", b"", SYM, "../.."), ("a/b/out", b"", SYM, "up/..")], "leads out"),
+    ],
+)
+def test_tars_whose_links_lead_each_other_out(store: PackageStore, members: list[Any], why: str) -> None:
+    with pytest.raises(PackageRejected, match=why):
+        store.put(f"_ray_pkg_{'ab' * 20}.tar.gz", tarred("gz", *members))
+
+
 def test_a_tar_whose_own_header_is_a_bomb(store: PackageStore) -> None:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz", format=tarfile.PAX_FORMAT, pax_headers={"comment": "x" * 40_000_000}):

@@ -192,6 +192,7 @@ def test_gpus_that_cannot_be_read_are_unknown_not_zero(server: Server, cluster: 
             "Invalid label: `a b`$",
         ),
         ((500, "No available agent to submit job, please try again later."), ClusterUnreachable, "No available agent"),
+        ((400, "Bad Request: this proxy does not like it"), ClusterUnreachable, "does not like it"),
         ((404, "nope"), ClusterUnreachable, "not Ray's"),
         ((400, "<html>bad</html>", {"Content-Type": "text/html"}), ClusterUnreachable, "not Ray's"),
         ((200, "{}"), ClusterUnreachable, "does not name the submission"),

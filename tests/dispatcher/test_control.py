@@ -151,3 +151,17 @@ def test_a_new_control_plane_does_not_start_what_is_held_before_it_knows_prices(
     assert state(successor, "held") is JobState.QUEUED
     advance(successor, 60)
     assert state(successor, "held") is JobState.QUEUED
+
+
+def test_a_flood_of_short_jobs_is_started_in_bits() -> None:
+    sim = simulation(price=[{"feed": "synthetic", "price_swing": 0.0, "noise": 0.0}])
+    advance(sim, 3)
+    for n in range(100):
+        submit(sim, f"j{n}", run_s=5.0, deadline="1h", runtime="1m")
+    starting = []
+    for _ in range(60):
+        advance(sim, 1)
+        starting.append(sum(attempt.started_at is None for attempt in sim.store.live_attempts()))
+    assert 16 < max(starting) <= 32
+    advance(sim, 3600)
+    assert all(state(sim, f"j{n}") is JobState.SUCCEEDED for n in range(100))

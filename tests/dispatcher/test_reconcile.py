@@ -19,7 +19,7 @@ ATTEMPT = Attempt("j", 1, "r", "j-1", EARLIER, ray_session="s1", accepted_at=EAR
 
 
 def look(
-    job: Job, status: AttemptStatus | None, *, session: str = "s1", missing: int = 2, losses: int = 0, asked: datetime = NOW
+    job: Job, status: AttemptStatus | None, *, session: str = "s1", missing: int = 60, losses: int = 0, asked: datetime = NOW
 ) -> Change | None:
     change = reconcile(
         job,
@@ -29,6 +29,7 @@ def look(
         books=Books(Usage(0.1, 0.02, 0.03), "EUR"),
         retry=Retry(10.0, losses),
         times_missing=missing,
+        missing_s=missing * 1.0,
     )
     if change is not None and change.to is not None:
         assert (job.state, change.to) in EDGES
@@ -126,3 +127,52 @@ def test_an_unanswered_request_for_a_checkpoint_ends_in_running_unless_it_was_sa
     assert change is not None and change.to is JobState.RUNNING and change.expect_seq == 7
     assert change.fields["checkpoint_misses"] == 1
     assert checkpoint_timeout(SAVED, NOW, grace_s=2.0) is None
+
+
+def test_a_job_that_its_cluster_cannot_start_is_tried_three_times() -> None:
+    broken = st(
+        RayStatus.FAILED,
+        error_type="JOB_SUPERVISOR_ACTOR_START_FAILURE",
+        message="Traceback (most recent call last):\n  x\nE: no",
+    )
+
+    def after(failed_starts: int) -> Change:
+        change = reconcile(
+            LAUNCHING,
+            replace(ATTEMPT, started_at=None),
+            Seen(broken, NOW, "s1"),
+            NOW,
+            books=Books(None, "EUR"),
+            retry=Retry(10.0, 0, failed_starts),
+            times_missing=0,
+        )
+        assert change is not None
+        return change
+
+    waits = [after(n).fields["not_before_at"] - NOW for n in (0, 1)]
+    assert waits == [timedelta(seconds=10), timedelta(seconds=20)]
+    assert after(1).to is JobState.QUEUED
+    assert (after(2).to, after(2).reason) == (JobState.FAILED, "r could not start it 3 times: E: no")
+
+
+def test_a_job_that_finds_no_room_waits_longer_and_longer_but_never_fails() -> None:
+    no_room = st(RayStatus.FAILED, error_type="JOB_SUPERVISOR_ACTOR_UNSCHEDULABLE", message="no room")
+    for failed_starts, wait_s in ((0, 10), (3, 80), (50, 640)):
+        change = reconcile(
+            LAUNCHING,
+            ATTEMPT,
+            Seen(no_room, NOW, "s1"),
+            NOW,
+            books=Books(None, "EUR"),
+            retry=Retry(10.0, 0, failed_starts),
+            times_missing=0,
+        )
+        assert change is not None and change.to is JobState.QUEUED
+        assert change.fields["not_before_at"] == NOW + timedelta(seconds=wait_s)
+
+
+def test_a_cluster_that_denies_an_attempt_is_believed_at_once_only_when_it_was_restarted() -> None:
+    assert look(JOB, None, missing=1, session="s2") is None
+    assert (change := look(JOB, None, missing=2, session="s2")) is not None and "was restarted" in change.reason
+    assert look(JOB, None, missing=59) is None
+    assert (change := look(JOB, None, missing=60)) is not None and "knows it no more (deleted there?)" in change.reason

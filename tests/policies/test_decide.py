@@ -187,6 +187,12 @@ def test_a_limit_that_cannot_be_met_is_an_alarm_with_the_shortfall() -> None:
     assert isinstance(alarm, Alarm) and alarm.region == "a" and "0.6 kW above its limit of 0.4 kW" in alarm.sentence
 
 
+def test_a_job_that_does_not_answer_is_named_when_a_limit_is_not_met() -> None:
+    deaf = running("deaf", "a", checkpoint_misses=1, last_pause_asked_at=NOW - timedelta(seconds=5))
+    alarm = only(decide(world([deaf], [region("a", FLAT)], budgets=(Budget("a", NOW - H, None, 0.0, "e1", "grid call"),))))
+    assert isinstance(alarm, Alarm) and "deaf did not answer when asked for a checkpoint" in alarm.sentence
+
+
 def test_a_coming_limit_asks_in_time_for_the_checkpoint_and_no_earlier() -> None:
     one = running("j", "a", runtime_s=6 * 3600.0, checkpoint_s=120.0)
 

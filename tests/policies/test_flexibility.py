@@ -193,3 +193,19 @@ def test_nothing_but_a_flexibility_or_its_problems_comes_out(given: dict[str, An
         assert error.problems and all(problem.field.startswith(PREFIX) and problem.remedy for problem in error.problems)
     else:
         assert flex.runtime_s > 0 and flex.power_w >= 0 and (flex.deadline_at is None or flex.deadline_at > NOW)
+
+
+@pytest.mark.parametrize("when", ["9999-12-31T23:59:59Z", "9999-12-31T23:59:59-12:00", "2027-03-01T00:00Z"])
+def test_a_time_beyond_a_year_is_a_slip(when: str) -> None:
+    with pytest.raises(FlexibilityError, match="more than 366 days ahead") as caught:
+        parse(earliest=when, deadline=when, runtime="1h")
+    assert [problem.field for problem in caught.value.problems] == ["gridshift.deadline", "gridshift.earliest"]
+
+
+@pytest.mark.parametrize("key", ["GRIDSHIFT.deadline", " gridshift.deadline", "gridshift_deadline", "Gridshift.Deadline"])
+def test_a_key_that_was_meant_for_gridshift_is_not_passed_over(key: str) -> None:
+    with pytest.raises(FlexibilityError, match=r"write gridshift\.deadline"):
+        parse_flexibility({key: "6h"}, now=NOW, gpus_requested=None, regions=REGIONS)
+    with pytest.raises(FlexibilityError, match=r"begin with 'gridshift\.'"):
+        parse_flexibility({"GridShift.hurry": "6h"}, now=NOW, gpus_requested=None, regions=REGIONS)
+    assert not parse_flexibility({"gridshifter": "6h"}, now=NOW, gpus_requested=None, regions=REGIONS).flexible

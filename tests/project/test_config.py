@@ -337,3 +337,21 @@ def test_carbon_kinds_are_not_mixed_and_the_horizon_fits_its_slots(tmp_path: Pat
     with pytest.raises(ConfigError, match="horizon_hours may be at most 112 with slots of 5 min"):
         load(path, {})
     assert grid.MAX_SLOTS == config_sections.MAX_SLOTS
+
+
+def test_one_cluster_is_one_region(folder: Path) -> None:
+    text = REGION + '[[region]]\nname = "us"\naddress = "HTTP://10.0.0.1:8265/"\n'
+    assert problems(folder, text) == [
+        "T:6: region[1].address: 'HTTP://10.0.0.1:8265/' is the cluster of region[0] already; its GPUs would count twice"
+    ]
+
+
+def test_shifts_that_never_begin_or_take_each_other_back(folder: Path) -> None:
+    rule = '[[shift]]\nname = "{0}"\ncron = "{1}"\nduration = "2h"\nfrom = "{2}"\nto = "{3}"\n'
+    two = REGION + '[[region]]\nname = "us"\naddress = "http://10.0.0.2:8265"\n'
+    there, back = rule.format("there", "0 22 * * *", "eu", "us"), rule.format("back", "0 22 * * *", "us", "eu")
+    assert problems(folder, two + there + back) == [
+        "T:18: shift[1].to: takes back what shift[0] moves at the same times; change one of the two"
+    ]
+    never = problems(folder, two + rule.format("never", "0 0 30 2 *", "eu", "us"))
+    assert len(never) == 1 and "no year has day 30 in month 2, so this never begins" in never[0]

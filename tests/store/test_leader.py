@@ -139,3 +139,16 @@ def test_a_database_that_cannot_be_reached(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable, match="cannot be reached"):
         one.acquire()
     assert not one.still_held()
+
+
+def test_one_leads_whatever_the_database_file_is_called(tmp_path: Path) -> None:
+    real, other = tmp_path / "real", tmp_path / "other"
+    real.mkdir()
+    other.mkdir()
+    (real / "g.db").touch()
+    (other / "g.db").symlink_to(real / "g.db")
+    with Leadership(f"sqlite:///{real / 'g.db'}", real), pytest.raises(NotTheLeader, match="is the control plane of"):
+        Leadership(f"sqlite:///{other / 'g.db'}", other).acquire()
+    (other / "h.db").hardlink_to(real / "g.db")
+    with pytest.raises(StoreUnavailable, match="hard links"):
+        Leadership(f"sqlite:///{other / 'h.db'}", other).acquire()
