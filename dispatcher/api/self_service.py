@@ -49,7 +49,7 @@ class Attempts:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._known: OrderedDict[bytes, tuple[str, int]] = OrderedDict()
-        self._looked_at = float("-inf")
+        self._looked_at = self._began_at = float("-inf")
         self._lock = asyncio.Lock()
 
     async def of(self, request: Request) -> tuple[str, int]:
@@ -65,12 +65,15 @@ class Attempts:
         raise Refused(401, f"{what}; a job finds its own in GRIDSHIFT_JOB_TOKEN", {"WWW-Authenticate": "Bearer"})
 
     async def _look(self, keys: list[bytes]) -> None:
+        arrived = time.monotonic()
         async with self._lock:
-            if any(key in self._known for key in keys):
+            # Whoever came before a look began shares what it found: a flood of strangers costs one look, not one each.
+            if self._began_at >= arrived or any(key in self._known for key in keys):
                 return
             wait_s = self._looked_at + LOOK_AGAIN_S - time.monotonic()
             if wait_s > 0:
                 await asyncio.sleep(wait_s)
+            self._began_at = time.monotonic()
             for attempt in await in_thread(self._services.store.live_attempts):
                 token = self._services.job_token(attempt.submission_id)
                 self._known[hashlib.sha256(token.encode()).digest()] = (attempt.job_id, attempt.attempt)

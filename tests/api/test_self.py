@@ -1,9 +1,11 @@
 """What a running attempt may ask and say of itself."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 
 from policies.world import JobState
 from tests.api.fake import FakeServices, Server
@@ -102,3 +104,20 @@ def test_a_disk_that_does_not_take_the_result(
     (services.data_dir / "results").write_text("in the way")
     assert server.call("PUT", "/v1/self/result", data=b"x", headers=job).status_code == 503
     assert services.store.job("j").has_result is False
+
+
+def test_a_flood_of_strangers_does_not_keep_a_job_waiting(
+    server: Server, services: FakeServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[int] = []
+    real = services.store.live_attempts
+    monkeypatch.setattr(services.store, "live_attempts", lambda: looks.append(1) or real())  # type: ignore[func-returns-value]
+    with ThreadPoolExecutor(40) as pool:
+        answers = list(
+            pool.map(
+                lambda n: requests.get(f"{server.url}/v1/self", headers={"Authorization": f"Bearer junk{n}"}, timeout=30),
+                range(40),
+            )
+        )
+    assert {answer.status_code for answer in answers} == {401}
+    assert 0 < len(looks) < 10

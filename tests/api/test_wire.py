@@ -1,13 +1,16 @@
 """The HTTP API against clients that are wrong, careless or hostile: nothing is stored, and each is told what would be right."""
 
+import contextlib
 import json
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dispatcher.api.patience import PatientProtocol
 from dispatcher.errors import StoreUnavailable
 from policies.world import JobState
 from tests.api.fake import FakeServices, Server
@@ -271,3 +274,22 @@ def test_list_holds_every_active_job_and_the_latest_ended(server: Server, servic
     assert len(listed) == 1001
     assert listed[0]["submission_id"] == "active" and "e0" not in {job["submission_id"] for job in listed}
     assert {job["status"] for job in listed} == {"PENDING", "STOPPED"}
+
+
+def test_half_a_request_is_not_waited_for(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PatientProtocol, "headers_s", 0.2)
+    whole = f"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n".encode()
+    for said in (b"", b"GET /hea", whole, whole + b"\r\n" + whole):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as s:
+            s.sendall(said)
+            answers = b""
+            with contextlib.suppress(ConnectionResetError):
+                while chunk := s.recv(1000):
+                    answers += chunk
+        assert answers.count(b"200 OK") == (1 if said.count(b"GET") == 2 else 0)
+    # a request whose body takes longer than its headers may is waited for
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as s:
+        s.sendall(whole.replace(b"GET /healthz", b"POST /api/jobs/") + b"Content-Length: 22\r\n\r\n" + b'{"entrypoint"')
+        time.sleep(0.5)  # longer than headers may take: that is what is tested
+        s.sendall(b':"true" }')
+        assert b"200 OK" in s.recv(1000)
