@@ -534,11 +534,16 @@ def _feed(name: str) -> Any:
     return FEEDS[name]
 
 
-def _checked_options(feed: Any, values: Sequence[str], kind: Any, *, given: frozenset[str] = frozenset()) -> dict[str, Any]:
+def _given_options(feed: Any, values: Sequence[str]) -> dict[str, Any]:
+    """For a saved answer, which needs none of what asking would need: only what was given must be right."""
+    return _checked_options(feed, values, None, only_given=True)
+
+
+def _checked_options(feed: Any, values: Sequence[str], kind: Any, *, only_given: bool = False) -> dict[str, Any]:
     from signals.feeds import validate_options
 
     options = _feed_options(values)
-    problems = [p for p in validate_options(feed.name, options, kind) if p.key not in given]
+    problems = [p for p in validate_options(feed.name, options, kind) if not only_given or p.key in options]
     if problems:
         text = "\n".join(f"{key}: {value!r}: {remedy}" for key, value, remedy in problems)
         raise click.BadParameter(text, param_hint="--option")
@@ -644,7 +649,7 @@ def signals_parse(
     if at is None or at.tzinfo is None:
         raise click.BadParameter(f"{retrieved_at!r}: give a time such as 2026-01-31T12:00Z", param_hint="--retrieved-at")
     kinds = _kinds(feed, kind)
-    checked = _checked_options(feed, options, kinds[0], given=frozenset({"file"}))
+    checked = _given_options(feed, options)
     results = []
     for path in files:
         payload = path.read_bytes()

@@ -48,6 +48,58 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
+class _FileLock:
+    """A lock on a file, for as long as the file is the one at its path; ``what`` is what the lock is about."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        self._path, self._what = path, what
+        self._fd: int | None = None
+
+    def take(self) -> None:
+        """Take it, or raise NotTheLeader with the holder's name."""
+        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        while True:
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                who = _who(os.read(fd, 1000))
+                os.close(fd)
+                raise NotTheLeader(
+                    f"{who} is the control plane of {self._what}, or of the folder {self._path.parent}; stop that one first, "
+                    "or give this one a database and a data_dir of its own"
+                ) from None
+            self._fd = fd
+            if self.is_held():
+                break
+            os.close(fd)  # it was removed between opening and locking; lock the one that is there now
+        me = {"pid": os.getpid(), "host": socket.gethostname(), "since": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"}
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, json.dumps(me).encode(), 0)
+
+    def is_held(self) -> bool:
+        """Whether it is taken, and its file still the one at its path."""
+        if self._fd is None:
+            return False
+        try:
+            there, ours = self._path.stat(), os.fstat(self._fd)
+        except OSError:
+            return False
+        return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
+
+    def release(self) -> None:
+        """Give it back; safe to repeat."""
+        if self._fd is not None:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+        self.close()
+
+    def close(self) -> None:
+        """Close the file without giving the lock back, as a forked child must."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
 class Leadership:
     """The right to be the control plane of the database at ``url``; ``data_dir`` belongs to it too.
 
@@ -59,8 +111,8 @@ class Leadership:
         path = sqlite_path(self._url)
         # The file itself, whatever links lead to it: two names of one database are one database.
         self._database = Path(path).resolve() if path is not None else None
-        self._file = Path(f"{self._database}.lock") if self._database is not None else data_dir / "control.lock"
-        self._fd: int | None = None
+        files = [Path(f"{self._database}.lock")] if self._database is not None else []
+        self._locks = [_FileLock(file, describe(self._url)) for file in (*files, data_dir / "control.lock")]
         self._session: Connection | None = None
         self._seen_at = 0.0
 
@@ -70,44 +122,15 @@ class Leadership:
             raise StoreUnavailable(
                 f"{self._database} has several names (hard links), under which SQLite misses its own log; remove the others"
             )
-        self._lock_file()
         try:
+            for lock in self._locks:
+                lock.take()
             if self._url.get_backend_name() == "postgresql":
                 self._lock_database()
         except BaseException:
             self.release()
             raise
         _held.add(self)
-
-    def _lock_file(self) -> None:
-        self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        while True:
-            fd = os.open(self._file, os.O_RDWR | os.O_CREAT, 0o600)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                who = _who(os.read(fd, 1000))
-                os.close(fd)
-                raise NotTheLeader(
-                    f"{who} is the control plane of {describe(self._url)}; stop that one first, or give this one a database "
-                    "and a data_dir of its own"
-                ) from None
-            self._fd = fd
-            if self._is_our_file():
-                break
-            os.close(fd)  # it was removed between opening and locking; lock the one that is there now
-        me = {"pid": os.getpid(), "host": socket.gethostname(), "since": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"}
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, json.dumps(me).encode(), 0)
-
-    def _is_our_file(self) -> bool:
-        if self._fd is None:
-            return False
-        try:
-            there, ours = self._file.stat(), os.fstat(self._fd)
-        except OSError:
-            return False
-        return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
 
     def _lock_database(self) -> None:
         name = f"gridshift pid {os.getpid()} on {socket.gethostname()}"[:63]
@@ -132,7 +155,7 @@ class Leadership:
         A PostgreSQL server that does not answer leaves the answer at True for GRACE_S; when it is back (a restart ends the
         session) the lock is taken again, unless somebody else was faster.
         """
-        if self._fd is None or not self._is_our_file():
+        if not all(lock.is_held() for lock in self._locks):
             return False
         if self._url.get_backend_name() != "postgresql":
             return True
@@ -168,15 +191,12 @@ class Leadership:
         if self._session is not None:
             _close(self._session)
             self._session = None
-        if self._fd is not None:
-            fcntl.flock(self._fd, fcntl.LOCK_UN)
-            os.close(self._fd)
-            self._fd = None
+        for lock in self._locks:
+            lock.release()
 
     def _let_go_in_child(self) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        for lock in self._locks:
+            lock.close()
 
     def __enter__(self) -> Self:
         self.acquire()

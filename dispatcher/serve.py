@@ -14,6 +14,7 @@ import secrets as random_secrets
 import signal
 import socket
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime
@@ -127,12 +128,14 @@ class ControlPlane:
 def read_secret(data_dir: Path) -> bytes:
     """The server's own secret, made on first use; only its owner may read the file."""
     path = data_dir / "secret"
-    with contextlib.suppress(FileExistsError):
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(fd, "wb") as file:
+    if not path.exists():
+        # Whole or not at all: half a secret, left by a crash, would keep every later start from going on.
+        with tempfile.NamedTemporaryFile(dir=data_dir, prefix=".secret-") as file:  # made with mode 0600
             file.write(random_secrets.token_bytes(32))
             file.flush()
             os.fsync(file.fileno())
+            with contextlib.suppress(FileExistsError):
+                os.link(file.name, path)
     secret = path.read_bytes()
     if len(secret) < 32:
         raise ConfigError(f"{path}: holds {len(secret)} bytes, 32 are needed; remove it while no job runs, and it is made anew")

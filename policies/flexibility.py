@@ -53,6 +53,9 @@ _FARTHEST = timedelta(seconds=MAX_S)
 _MEANT = re.compile(r"\s*gridshift\s*[._:/-]", re.IGNORECASE)
 
 
+_PLAIN_NUMBER = re.compile(r"\s*[+-]?(\d{1,30}(\.\d{0,30})?|\.\d{1,30})([eE][+-]?\d{1,3})?\s*", re.ASCII)
+
+
 class _Reader:
     """Reads keys one by one and collects problems instead of stopping at the first."""
 
@@ -125,10 +128,9 @@ class _Reader:
         self, key: str, *, low: float = 0.0, high: float = math.inf, zero: bool = True, negative: bool = False
     ) -> float | None:
         def parse(text: str) -> float:
-            try:
-                value = float(text)
-            except ValueError:
-                raise ValueError("must be a number") from None
+            if not _PLAIN_NUMBER.fullmatch(text):  # Python would also take "1_000" and other scripts' digits
+                raise ValueError("must be a finite number, such as 1000 or 0.5")
+            value = float(text)
             if not math.isfinite(value):
                 raise ValueError("must be a finite number")
             if (not negative and value < low) or value > high or (value == 0 and not zero):
@@ -141,10 +143,9 @@ class _Reader:
 
     def whole(self, key: str, *, low: int | None = None) -> int | None:
         def parse(text: str) -> int:
-            try:
-                value = int(text)
-            except ValueError:
-                raise ValueError("must be a whole number") from None
+            if not re.fullmatch(r"[+-]?\d{1,20}", text, re.ASCII):
+                raise ValueError("must be a whole number")
+            value = int(text)
             if abs(value) > 10**9 or (low is not None and value < low):
                 raise ValueError(f"must be a whole number{f' of at least {low}' if low is not None else ''}, within a billion")
             return value
@@ -195,11 +196,7 @@ class _Reader:
 
 
 def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+    return _PLAIN_NUMBER.fullmatch(text) is not None
 
 
 def _known_region(name: str, regions: Collection[str]) -> None:

@@ -45,6 +45,10 @@ UNITS = {
 }
 
 
+#: No grid has seen the millionth part of this in any unit; sums and products of such values stay finite.
+MAX_VALUE = 1e9
+
+
 def require_utc(name: str, value: datetime) -> datetime:
     """Return ``value`` in UTC; raise SignalError when it carries no offset."""
     if value.tzinfo is None:
@@ -82,6 +86,8 @@ class SignalPoint:
             raise SignalError(f"end: {self.end.isoformat()} must be after start {self.start.isoformat()}")
         if not math.isfinite(self.value):
             raise SignalError(f"value: {self.value!r} is not a finite number; leave a missing value out")
+        if abs(self.value) > MAX_VALUE:
+            raise SignalError(f"value: {self.value!r} is not possible in {self.unit}; at most {MAX_VALUE:g}")
         expected = UNITS.get(self.kind)
         if expected is not None and self.unit != expected:
             raise SignalError(f"unit: {self.unit!r} for {self.kind}; must be {expected!r}")

@@ -69,11 +69,17 @@ class Query:
 @dataclass(frozen=True, slots=True)
 class Secret:
     """A key that a feed needs. The configuration says where it is, as ``<name>_env`` (a variable) or ``<name>_file``; without
-    either the variable ``env`` is read. ``obtain`` says where a user gets one."""
+    either the variable ``env`` is read. ``obtain`` says where a user gets one. With ``needed_by`` only feeds that are given
+    one of those options need it."""
 
     name: str
     env: str
     obtain: str
+    needed_by: tuple[str, ...] = ()
+
+    def is_needed(self, options: Mapping[str, Any]) -> bool:
+        """Whether a feed with these options needs the secret."""
+        return not self.needed_by or any(key in options for key in self.needed_by)
 
 
 @dataclass(frozen=True, slots=True)

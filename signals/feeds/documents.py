@@ -2,11 +2,13 @@
 
 import csv
 import io
+import re
 import xml.etree.ElementTree as ET
 import zipfile
 import zlib
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Never
 from xml.parsers import expat
 from zoneinfo import ZoneInfo
@@ -35,30 +37,25 @@ def xml_root(payload: bytes) -> ET.Element:
         parser.Parse(payload, True)
         return builder.close()
     except expat.ExpatError as error:
-        cut = (
-            error.code in (expat.errors.codes[expat.errors.XML_ERROR_NO_ELEMENTS],)
-            or (error.offset >= 0
-            and _at_end(payload, error))
-        )
-        if cut:
+        if _is_cut(payload, error):
             raise FeedError(TRUNCATED, f"the XML ends in the middle, after {len(payload)} bytes") from error
         raise FeedError(INVALID, f"the answer is not XML: {expat.ErrorString(error.code)} in line {error.lineno}") from error
     except (AssertionError, ValueError, LookupError, RecursionError) as error:  # no element at all; an unknown encoding
         raise FeedError(INVALID, f"the answer is not usable XML: {type(error).__name__}") from error
 
 
+@lru_cache(1024)
 def _local(tag: str) -> str:
     return tag.rpartition(":")[2]
 
 
-def _at_end(payload: bytes, error: expat.ExpatError) -> bool:
-    # What is cut short is well formed up to its end; garbage goes wrong earlier.
-    lines = payload.rstrip().count(b"\n") + 1
-    return error.lineno >= lines and error.code in (
-        expat.errors.codes[expat.errors.XML_ERROR_NO_ELEMENTS],
-        expat.errors.codes[expat.errors.XML_ERROR_UNCLOSED_TOKEN],
-        expat.errors.codes[expat.errors.XML_ERROR_PARTIAL_CHAR],
-    )
+def _is_cut(payload: bytes, error: expat.ExpatError) -> bool:
+    """Whether the document merely ends too early: what is cut short is well formed up to there, garbage goes wrong earlier."""
+    codes, errors = expat.errors.codes, expat.errors
+    if error.code == codes[errors.XML_ERROR_NO_ELEMENTS]:
+        return True
+    at_end = error.lineno >= payload.rstrip().count(b"\n") + 1
+    return at_end and error.code in (codes[errors.XML_ERROR_UNCLOSED_TOKEN], codes[errors.XML_ERROR_PARTIAL_CHAR])
 
 
 def text_at(element: ET.Element, path: str) -> str | None:
@@ -66,6 +63,16 @@ def text_at(element: ET.Element, path: str) -> str | None:
     found = element.find(path)
     text = found.text.strip() if found is not None and found.text else ""
     return text or None
+
+
+_DECIMAL = re.compile(r"[+-]?(\d{1,15}(\.\d{0,15})?|\.\d{1,15})([eE][+-]?\d{1,2})?", re.ASCII)
+
+
+def decimal(text: str | None) -> float | None:
+    """A plain decimal number with a point, as documents write it; None for everything else, blanks and "NaN" included."""
+    if text is None or not _DECIMAL.fullmatch(text.strip()):
+        return None
+    return float(text)
 
 
 def unzipped(payload: bytes) -> dict[str, bytes]:

@@ -19,6 +19,7 @@ IMPURE |= {"sqlalchemy", "sqlmodel", "ray", "apscheduler", "logging", "pathlib",
 CLOCK_READERS = {
     "dispatcher/clock.py": "it is the clock",
     "dispatcher/leader.py": "says since when it leads, for people",
+    "signals/manners.py": "compares providers' clocks with ours, and says until when one is left alone",
 }
 #: Calls that read the wall clock.
 WALL_CLOCK = {

@@ -152,3 +152,14 @@ def test_one_leads_whatever_the_database_file_is_called(tmp_path: Path) -> None:
     (other / "h.db").hardlink_to(real / "g.db")
     with pytest.raises(StoreUnavailable, match="hard links"):
         Leadership(f"sqlite:///{other / 'h.db'}", other).acquire()
+
+
+def test_a_data_folder_has_one_leader_whatever_the_databases(tmp_path: Path) -> None:
+    shared = tmp_path / "data"
+    with Leadership(f"sqlite:///{tmp_path / 'a.db'}", shared):
+        second = Leadership(f"sqlite:///{tmp_path / 'b.db'}", shared)
+        with pytest.raises(NotTheLeader, match="data_dir of its own"):
+            second.acquire()
+        # what it had taken before it failed is free again
+        with Leadership(f"sqlite:///{tmp_path / 'b.db'}", tmp_path / "other"):
+            pass
