@@ -1,20 +1,24 @@
-"""Plans in a worker process, so that the API and the one-second control loop never wait for a plan.
+"""Plans and forecasts in a worker process, so that the API and the one-second control loop never wait for them.
 
-The worker holds no state: it gets a World and returns a Plan. A worker that died or took too long is replaced.
+The worker holds no state: it gets a World and returns a Plan, or a series' past and returns its forecast. A worker that died
+or took too long is replaced.
 """
 
 import logging
 import multiprocessing
 import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any
+from typing import Any, TypeVar
 
 from dispatcher.errors import GridshiftError
 from policies.world import Plan, World
+from signals.series import Past, SlotForecast, Wanted
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 #: Wall seconds after which a plan is given up; the old plan and the last safe moments go on meanwhile.
 PLAN_LIMIT_S = 120.0
@@ -29,6 +33,12 @@ def _plan(world: World) -> Plan:
     from policies.planner import plan
 
     return plan(world)
+
+
+def _forecast(past: Past, wanted: Wanted) -> SlotForecast:
+    from signals.forecasting.slots import forecast
+
+    return forecast(past, wanted)
 
 
 def _end_with_parent() -> None:
@@ -57,18 +67,25 @@ class PlanWorker:
 
     def plan(self, world: World) -> Plan:
         """Make a plan and wait for it. Raises PlanFailed when the worker died or took longer than PLAN_LIMIT_S."""
+        return self._run("plan", _plan, world)
+
+    def forecast(self, past: Past, wanted: Wanted) -> SlotForecast:
+        """Make a forecast of a series and wait for it. Raises PlanFailed as ``plan`` does."""
+        return self._run("forecast", _forecast, past, wanted)
+
+    def _run(self, what: str, call: Callable[..., T], *args: Any) -> T:
         with self._lock:
             if self._closed:
                 raise PlanFailed("the control plane is stopping")
             pool = self._pool = self._pool or _new_pool()
         try:
-            return pool.submit(_plan, world).result(timeout=PLAN_LIMIT_S)
+            return pool.submit(call, *args).result(timeout=PLAN_LIMIT_S)
         except BrokenProcessPool as error:
             self._drop()
-            raise PlanFailed("the planning process died; it is started again for the next plan") from error
+            raise PlanFailed(f"the worker process died; it is started again for the next {what}") from error
         except TimeoutError as error:
             self._drop()
-            raise PlanFailed(f"no plan within {PLAN_LIMIT_S:g} s; the planning process is replaced") from error
+            raise PlanFailed(f"no {what} within {PLAN_LIMIT_S:g} s; the worker process is replaced") from error
 
     def _drop(self) -> None:
         with self._lock:

@@ -1,4 +1,5 @@
-"""Signals laid on a planner's slots: published values first, then the same time of the latest known day, then unknown.
+"""Signals laid on a planner's slots: published values first, then our forecast, then the same time of the latest known day,
+then unknown.
 
 Pure; it knows no feeds, stores or time zones. Days are 24 hours of UTC, so no clock change can shift or double an hour.
 """
@@ -10,7 +11,7 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 
 from signals.points import Quality, SignalError, SignalPoint, require_utc
-from signals.series import SlotSeries
+from signals.series import SlotForecast, SlotSeries
 
 PUBLISHED, REPEAT_DAY, UNKNOWN = "published", "repeat-day", "unknown"
 #: How many days back a repeated value may be taken from; readers fetch points from this long before the first slot.
@@ -32,12 +33,14 @@ def slot_series(
     source: str | None = None,
     variant: str | None = None,
     unit: str = "",
+    beyond: SlotForecast | None = None,
 ) -> SlotSeries:
     """``points`` of one region and kind resampled, time-weighted, to ``slots`` slots of ``slot_s`` seconds from ``start``.
 
     Nothing retrieved or issued after ``now`` is used. Where points overlap, the finer one wins, then an actual over a
     forecast, then the newer. A slot that is partly covered has the mean of the covered part when that is at least half of
-    it. A slot without a value repeats the latest earlier day (at most REPEAT_DAYS back) that has one at the same time.
+    it. A slot without a value has that of ``beyond``, a forecast on the same slots; without one it repeats the latest earlier
+    day (at most REPEAT_DAYS back) that has a value at the same time.
 
     ``source`` restricts to one source (all by default, and the series' source then names those that were used). Variants are
     different signals: without ``variant`` the one retrieved last is used. ``unit`` is the series' unit when there are no
@@ -67,9 +70,14 @@ def slot_series(
     segments = _segments(known, origin)
     values: list[float | None] = []
     basis: list[str] = []
+    low: list[float | None] = [None] * slots
+    high: list[float | None] = [None] * slots
+    made = beyond if beyond is not None and beyond.slot_s == slot_s else None
     for index in range(slots):
         at = float(index * slot_s)
         value, label = segments.mean(at, at + slot_s), PUBLISHED
+        if value is None and made is not None and (told := made.at(start + timedelta(seconds=at))) is not None:
+            (value, low[index], high[index]), label = told, made.basis
         day = 0
         while value is None and day < REPEAT_DAYS:
             day += 1
@@ -77,7 +85,10 @@ def slot_series(
         values.append(value)
         basis.append(label if value is not None else UNKNOWN)
     used_source = source or "+".join(sorted({p.source for p in known}))
-    return SlotSeries(start, slot_s, tuple(values), tuple(basis), used_unit, used_source)
+    if made is None or not any(label == made.basis for label in basis):
+        return SlotSeries(start, slot_s, tuple(values), tuple(basis), used_unit, used_source)
+    bands = tuple(low), tuple(high)
+    return SlotSeries(start, slot_s, tuple(values), tuple(basis), used_unit, used_source, *bands, made.reason)
 
 
 class _Steps:

@@ -1,5 +1,6 @@
 """Points laid on slots: weights, partial cover, overlaps, repeating a day, unknown."""
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from signals.forecast import MIN_COVER, PUBLISHED, REPEAT_DAY, REPEAT_DAYS, UNKNOWN, slot_series
 from signals.points import Kind, Quality, SignalError, SignalPoint
-from signals.series import SlotSeries
+from signals.series import SlotForecast, SlotSeries
 from tests.signals.samples import DAY, T0, at, point
 
 
@@ -155,3 +156,19 @@ def test_agrees_with_minute_by_minute_painting(drawn: list[tuple[int, int, int, 
         assert (value is None) == (found is None)
         if value is not None and found is not None and len(ties) == len(points):  # without ties the winner is certain
             assert value == pytest.approx(found, abs=1e-9)
+
+
+def test_a_forecast_comes_after_what_is_published_and_before_a_repeated_day() -> None:
+    points = [point(h, float(h)) for h in range(-24, 3)]
+    values = (9.0, 10.0, 11.0, 12.0, None)
+    beyond = SlotForecast(
+        at(1), 3600, values, (1.0, 2.0, 3.0, 4.0, None), (19.0, 20.0, 21.0, 22.0, None), "model", "of 60 days"
+    )
+    series = slot_series(points, now=T0, start=T0, slot_s=3600, slots=6, beyond=beyond)
+    assert series.values == (0.0, 1.0, 2.0, 11.0, 12.0, -19.0)
+    assert series.basis == ("published",) * 3 + ("model",) * 2 + ("repeat-day",)
+    assert series.low == (None, None, None, 3.0, 4.0, None) and series.high == (None, None, None, 21.0, 22.0, None)
+    assert series.reason == "of 60 days"
+    # one on other slots, or of times that are known anyway, says nothing
+    for other in (replace(beyond, slot_s=900), replace(beyond, start=at(-9))):
+        assert slot_series(points, now=T0, start=T0, slot_s=3600, slots=6, beyond=other).low == ()
