@@ -27,6 +27,7 @@ from dispatcher.config_sections import (
     checked_database_url,
     read_secret,
 )
+from dispatcher.config_tariff import EnergyPeriodConfig, FeePeriodConfig, HoursConfig, TariffConfig
 from dispatcher.config_text import Location, dotted, key_lines, line_of
 from dispatcher.errors import ConfigError
 from dispatcher.shifts import shift_windows
@@ -364,6 +365,12 @@ def _cross_checks(raw: Mapping[str, Any]) -> list[Problem]:
 
     for i, region in _tables(raw, "region"):
         needs_rate(("region", i, "currency"), region.get("currency", "EUR"))
+        tariff = region.get("tariff")
+        if isinstance(tariff, dict):
+            needs_rate(("region", i, "tariff", "currency"), tariff.get("currency"))
+            if tariff.get("type") == "indexed" and not region.get("price"):
+                remedy = "an indexed tariff follows a wholesale price; add [[region.price]], or use another type"
+                problems.append((("region", i, "tariff", "type"), remedy))
     kinds = {region.get("carbon_signal", "average") for _, region in _tables(raw, "region") if region.get("carbon")}
     if len(kinds) > 1 and planning.get("carbon_price_per_tonne"):
         remedy = "average and marginal carbon cannot be compared; use one for all regions, or plan without a carbon price"
@@ -414,8 +421,16 @@ def _known_keys(location: Location) -> list[str]:
         "webhook": WebhookConfig,
         "replay": ReplayConfig,
     }
+    tariffs: dict[str, type[BaseModel]] = {
+        "tariff": TariffConfig,
+        "period": EnergyPeriodConfig,
+        "grid_fee": FeePeriodConfig,
+        "demand_window": HoursConfig,
+    }
     if location:
         model = children.get(str(location[0]), Config)
+    if "tariff" in location:
+        model = tariffs.get(next(str(part) for part in reversed(location) if isinstance(part, str)), TariffConfig)
     return [field.alias or name for name, field in model.model_fields.items()]
 
 

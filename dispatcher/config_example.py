@@ -87,6 +87,57 @@ EXAMPLE = """\
 #[[region.carbon]]
 #feed = "synthetic"
 
+# What this site really pays; without it the planner sees the wholesale price. Amounts are per MWh or, with keys that end in
+# _per_kwh, per kWh, all without VAT. What the contract does not have is left out.
+#[region.tariff]
+# "fixed" (energy_per_mwh), "time_of_use" ([[region.tariff.period]]) or "indexed" (wholesale x factor + adder).
+#type = "time_of_use"
+#currency = "EUR"
+#timezone = "Europe/Berlin"
+# A fraction, applied last, to everything.
+#vat = 0.19
+#taxes_per_mwh = 20.5
+# One grid fee: grid_fee_per_mwh = 35.0; or hours as below. Each hour needs one fee, and one price.
+# Holidays count as Sundays.
+#holidays = ["2026-12-25", "2026-12-26"]
+# A charge on the month's highest mean draw over so many minutes (5, 10, 15, 30 or 60).
+#demand_charge_per_kw_month = 12.0
+#demand_interval_minutes = 15
+# A peak in kW that is reached or paid anyway, in every month or in peak_month = "2026-12"; "learned": what is measured.
+#peak_kw = 310.0
+# days and months may be ranges and lists; a period that passes midnight means both ends of the same days.
+#[[region.tariff.period]]
+#name = "day"
+#days = "mon-fri"
+#from = "08:00"
+#to = "20:00"
+#energy_per_mwh = 180.0
+#[[region.tariff.period]]
+#name = "night"
+#days = "mon-fri"
+#from = "20:00"
+#to = "08:00"
+#energy_per_mwh = 95.0
+#[[region.tariff.period]]
+#name = "weekend"
+#days = "sat,sun"
+#energy_per_mwh = 80.0
+#[[region.tariff.grid_fee]]
+#name = "winter"
+#months = "nov-mar"
+#fee_per_mwh = 42.0
+#[[region.tariff.grid_fee]]
+#name = "summer"
+#months = "apr-oct"
+#fee_per_mwh = 28.0
+# The hours in which draw counts for the demand charge; without them all do.
+#[[region.tariff.demand_window]]
+#name = "evening"
+#days = "mon-fri"
+#months = "nov-feb"
+#from = "17:00"
+#to = "20:00"
+
 #[[region]]
 #name = "nordics"
 #address = "http://10.0.1.1:8265"

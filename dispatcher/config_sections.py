@@ -25,6 +25,7 @@ from pydantic import (
     model_validator,
 )
 
+from dispatcher.config_tariff import TariffConfig
 from dispatcher.errors import ConfigError
 from dispatcher.shifts import crontab_trigger
 from policies.durations import parse_duration
@@ -210,6 +211,7 @@ class RegionConfig(Section):
     observe_s: float = Field(1.0, ge=0.1, le=60)
     price: list[FeedTable] = []
     carbon: list[FeedTable] = []
+    tariff: TariffConfig | None = None
 
     @model_validator(mode="after")
     def _one_token(self) -> "RegionConfig":

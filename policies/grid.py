@@ -6,6 +6,7 @@ The first slot begins now and ends at the next boundary; all others are whole. B
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +15,12 @@ from policies.room import SLACK
 from policies.world import Budget, RegionView, ShiftWindow, World
 from signals.series import SlotSeries
 
+if TYPE_CHECKING:
+    from policies.demand_charge import Peak
+
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+Ints = NDArray[np.intp]
 
 DAY_S = 86400
 #: The longest look-ahead, slots of any length: beyond it a repeated day says nothing new.
@@ -87,6 +92,7 @@ class Lane:
 
     ``rate`` is planning currency per kWh at the GPU (PUE and carbon price included), 0 where unknown; ``integral`` and
     ``unknown_s`` are its running integrals over the edges (currency per kW; seconds). ``limit_w`` is per slot, inf without one.
+    ``peaks`` are the months of a demand charge that reservations are priced by, none where there is no such charge.
     """
 
     view: RegionView
@@ -101,6 +107,7 @@ class Lane:
     power: Floats
     limited: bool
     partly_unknown: bool
+    peaks: tuple["Peak", ...] = ()
 
     def cost(self, grid: Grid, power_w: float, begin: Floats, end: Floats) -> Floats:
         """Cost of a draw over each [begin, end) (seconds from now), planning currency; unknown stretches count as 0."""

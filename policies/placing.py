@@ -4,11 +4,12 @@ A job that may not be paused gets one window; one that can be paused may also ge
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from policies.alone import alone, shape_of
+from policies.demand_charge import Added, added_to
 from policies.grid import Bools, Floats, Grid, Lane, shifted_away
 from policies.room import SLACK
 from policies.world import JobState, JobView, Pausable, RegionView, World
@@ -24,7 +25,8 @@ _SHARES = (0.0, 0.05, 0.12, 0.25, 0.5, 1.0)
 @dataclass(frozen=True)
 class Option:
     """A way to place a job: intervals in seconds from now, cost in the planning currency (unknown stretches count as 0), late
-    by ``late_s``; ``within_slack`` tells whether it keeps the slack for uncertain run times, ``within_rules`` the ceilings."""
+    by ``late_s``; ``within_slack`` tells whether it keeps the slack for uncertain run times, ``within_rules`` the ceilings.
+    ``peak_cost`` is what it added to a demand charge when it was found, beside the jobs that were placed then."""
 
     region: str
     intervals: tuple[tuple[float, float], ...]
@@ -34,6 +36,12 @@ class Option:
     within_slack: bool = True
     within_rules: bool = True
     note: str = ""
+    peak_cost: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """What it costs, with what it added to a demand charge."""
+        return self.cost + self.peak_cost
 
     @property
     def clean(self) -> bool:
@@ -48,7 +56,7 @@ class Option:
             not self.within_rules,
             not self.known,
             not self.within_slack,
-            self.cost,
+            self.total,
             self.intervals[0][0],
         )
 
@@ -229,16 +237,17 @@ def floors_when_late(tasks: Sequence[Task], lanes: dict[str, Lane], grid: Grid) 
 def go_on(task: Task, lane: Lane, world: World, grid: Grid) -> Option | None:
     """Going on where it runs now, to its end or until a pause that pays or that a power limit asks for; None when a limit
     forbids it to go on at all."""
-    whole = _stay(task, lane, grid)
+    added = added_to(lane, task.job.flex.power_w)
+    whole = _stay(task, lane, grid, added)
     if whole is not None and not (whole.known and whole.within_slack):
         return whole
     taken, rules = lane.blocked(task.job.flex.gpus, task.job.flex.power_w), task.rules[lane.view.name]
     if rules is not None:
         taken |= rules
-    return _chunks(task, lane, world, grid, taken, whole, going_on=True) or whole
+    return _parts(task, lane, world, grid, taken, added, whole, going_on=True) or whole
 
 
-def _stay(task: Task, lane: Lane, grid: Grid) -> Option | None:
+def _stay(task: Task, lane: Lane, grid: Grid, added: Added) -> Option | None:
     end = task.work_s
     last = int(grid.slots_until(np.array([end]))[0])
     if (lane.power + task.job.flex.power_w * lane.view.pue > lane.limit_w + SLACK)[: max(last, 1)].any():
@@ -253,6 +262,7 @@ def _stay(task: Task, lane: Lane, grid: Grid) -> Option | None:
         late_s=max(0.0, end - task.deadline_s),
         within_slack=end <= task.deadline_s - task.slack_s,
         within_rules=rules is None or not bool(rules[: max(last, 1)].any()),
+        peak_cost=added.cost(grid, ((0.0, end),)),
     )
 
 
@@ -262,28 +272,21 @@ def best_in_lane(task: Task, lane: Lane, world: World, grid: Grid, beat: float =
     full = lane.blocked(task.job.flex.gpus, task.job.flex.power_w)
     rules = task.rules[lane.view.name]
     taken = full if rules is None else full | rules
-    best = _window(task, lane, grid, taken)
+    added = added_to(lane, task.job.flex.power_w)
+    best = _window(task, lane, grid, taken, added)
     if rules is not None and task.job.flex.deadline_at is not None and (best is None or best.late_s > 0):
         # Its last chance is worth more than its ceilings: a job is never lost to them.
-        forced = _window(task, lane, grid, full)
+        forced = _window(task, lane, grid, full, added)
         if forced is not None and (best is None or forced.late_s < best.late_s):
-            best = Option(
-                forced.region,
-                forced.intervals,
-                forced.cost,
-                forced.known,
-                forced.late_s,
-                forced.within_slack,
-                within_rules=False,
-                note="over its ceiling or against a shift rule, because it could not end in time otherwise",
-            )
+            note = "over its ceiling or against a shift rule, because it could not end in time otherwise"
+            best = replace(forced, within_rules=False, note=note)
     if task.job.flex.pausable is Pausable.CHECKPOINT and (best is None or best.known):
         in_time = best is not None and best.within_slack and best.within_rules
-        return _chunks(task, lane, world, grid, taken, best if in_time else None, beat=beat) or best
+        return _parts(task, lane, world, grid, taken, added, best if in_time else None, beat=beat) or best
     return best
 
 
-def _window(task: Task, lane: Lane, grid: Grid, taken: Bools) -> Option | None:
+def _window(task: Task, lane: Lane, grid: Grid, taken: Bools, added: Added) -> Option | None:
     """The best single window among all starts on the grid, and the first possible moment."""
     entry, kw = task.entry[lane.view.name], task.job.flex.power_w / 1000.0
     ready = task.earliest_s + entry.delay_s
@@ -302,12 +305,22 @@ def _window(task: Task, lane: Lane, grid: Grid, taken: Bools) -> Option | None:
     if len(good):
         spans = np.interp(ends[good], grid.edges, lane.integral) - np.interp(begins[good], grid.edges, lane.integral)
         costs = kw * spans + entry.cost
-        least = float(costs.min())
+        totals = costs
+        if added.months:
+            slots = follower - 1 + good
+            totals = costs + added.costs(slots, np.maximum(grid.slots_until(ends[good]), slots + 1))
+        least = int(np.argmin(totals))
         # the earliest of those that cost the same: a thousandth is not worth waiting for
-        best = int(np.argmax(costs <= least + 1e-3 * abs(least) + 1e-12))
-        best = _as_planned(task, lane, begins[good], costs, best)
+        best = int(np.argmax(totals <= totals[least] + 1e-3 * abs(costs[least]) + 1e-12))
+        best = _as_planned(task, lane, begins[good], costs, totals, best)
         begin, end = float(begins[good[best]]), float(ends[good[best]])
-        return Option(lane.view.name, ((begin, end),), float(costs[best]), late_s=max(0.0, end - task.deadline_s))
+        return Option(
+            lane.view.name,
+            ((begin, end),),
+            float(costs[best]),
+            late_s=max(0.0, end - task.deadline_s),
+            peak_cost=float(totals[best] - costs[best]),
+        )
     # Without slack, or without a known price, waiting gains nothing that could be relied on: the first moment is best.
     possible = free & (ends <= grid.edges[-1] + SLACK)
     possible[0] = free[0]
@@ -322,17 +335,40 @@ def _window(task: Task, lane: Lane, grid: Grid, taken: Bools) -> Option | None:
         known=not bool(lane.unknown(grid, first, last)[0]),
         late_s=max(0.0, float(last[0]) - task.deadline_s),
         within_slack=bool(last[0] <= task.deadline_s - task.slack_s),
+        peak_cost=added.cost(grid, ((float(first[0]), float(last[0])),)),
     )
 
 
-def _as_planned(task: Task, lane: Lane, begins: Floats, costs: Floats, best: int) -> int:
+def _as_planned(task: Task, lane: Lane, begins: Floats, costs: Floats, totals: Floats, best: int) -> int:
     """Keep the start that was planned before while a better one gains too little to be worth the change."""
     if task.planned is None or task.planned[0] != lane.view.name:
         return best
     same = np.flatnonzero(np.abs(begins - max(task.planned[1], begins[0])) < 1.0)
-    if len(same) and costs[same[0]] <= costs[best] + HYSTERESIS * abs(costs[best]):
+    if len(same) and totals[same[0]] <= totals[best] + HYSTERESIS * abs(costs[best]):
         return int(same[0])
     return best
+
+
+def _parts(
+    task: Task,
+    lane: Lane,
+    world: World,
+    grid: Grid,
+    taken: Bools,
+    added: Added,
+    whole: Option | None,
+    *,
+    going_on: bool = False,
+    beat: float = np.inf,
+) -> Option | None:
+    """The best chunks; where a demand charge is near, those that set no new peak, and others only where that takes one."""
+    if not added.months:
+        return _chunks(task, lane, world, grid, taken, added, whole, going_on=going_on, beat=beat)
+    low = _chunks(task, lane, world, grid, taken | added.new_peak(), Added(), whole, going_on=going_on, beat=beat)
+    if whole is not None and whole.peak_cost == 0.0:
+        return low
+    high = _chunks(task, lane, world, grid, taken, added, whole, going_on=going_on, beat=beat)
+    return high if high is not None and (low is None or high.total < low.total) else low
 
 
 def _chunks(
@@ -341,6 +377,7 @@ def _chunks(
     world: World,
     grid: Grid,
     taken: Bools,
+    added: Added,
     whole: Option | None,
     *,
     going_on: bool = False,
@@ -363,10 +400,10 @@ def _chunks(
     needed = int(task.work_s // world.settings.slot_s)
     kw = task.job.flex.power_w / 1000.0
     if whole is not None:
-        beat = min(beat, whole.cost - PAUSE_GAIN * abs(whole.cost))
+        beat = min(beat, whole.total - PAUSE_GAIN * abs(whole.cost))
     if needed >= len(rates) or kw * float(rates[:needed].sum()) * world.settings.slot_s / 3600.0 + entry.cost >= beat:
         return None
-    best, best_cost = None, whole.cost if whole is not None else np.inf
+    best, best_cost = None, whole.total if whole is not None else np.inf
     tried = -np.inf
     for share in _SHARES:
         dearest = float(rates[int(needed + share * (len(rates) - 1 - needed))])
@@ -386,9 +423,11 @@ def _chunks(
             break  # dearer slots only make the one window longer
         spans = np.interp(np.array(intervals), grid.edges, lane.integral)
         cost = kw * float(np.sum(spans[:, 1] - spans[:, 0])) + entry.cost
-        with_bother = cost + PAUSE_GAIN * abs(whole.cost if whole is not None else cost) * (len(intervals) - 1)
-        if with_bother < best_cost:
-            best, best_cost = Option(lane.view.name, tuple(intervals), cost), with_bother
+        peak_cost = added.cost(grid, intervals)
+        bother = PAUSE_GAIN * abs(whole.cost if whole is not None else cost) * (len(intervals) - 1)
+        if cost + peak_cost + bother < best_cost:
+            best = Option(lane.view.name, tuple(intervals), cost, peak_cost=peak_cost)
+            best_cost = cost + peak_cost + bother
     return best
 
 

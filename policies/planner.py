@@ -2,14 +2,17 @@
 
 One job at a time, the least flexible first, each against what is left of GPUs, jobs and power; jobs that found no place in time
 are promoted and the plan is made again (squeaky wheel), then each job is once more offered what the others left. The lower
-bound gives every job its cheapest slots, whole or in part, as if it were alone.
+bound gives every job its cheapest slots, whole or in part, as if it were alone. Where a site pays a demand charge, plans at
+several levels of draw are compared (policies.peak_shaving).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from policies.demand_charge import Draw, peaks_of, reserved_cost
 from policies.grid import Grid, Lane, make_grid, make_lane
+from policies.peak_shaving import Shaving, Verdict
 from policies.placing import (
     HYSTERESIS,
     PAUSE_GAIN,
@@ -29,6 +32,8 @@ ROUNDS_FOR, MAX_ROUNDS = 600, 8
 #: Beyond this many jobs one pass is already good, and improving it costs seconds.
 IMPROVE_UP_TO = 2000
 MAX_ALTERNATIVES = 4
+#: Rounds for each level of draw that is tried where there is a demand charge: more levels find more than more rounds do.
+SHAVING_ROUNDS = 1
 
 
 def plan(world: World) -> Plan:
@@ -38,12 +43,15 @@ def plan(world: World) -> Plan:
     moments = [when for budget in world.budgets for when in (budget.start, budget.end) if when is not None]
     grid = make_grid(world.now, world.settings.slot_s, last_s, [(when - world.now).total_seconds() for when in moments])
     base = {view.name: make_lane(view, world, grid) for view in world.regions}
-    _reserve_fixed(world, grid, base)
+    fixed = _reserve_fixed(world, grid, base)
     for task in tasks:
         task.lay_rules(world, grid, base)
     measure_alone(tasks, base, grid)
     order = sorted(tasks, key=lambda task: task.urgency)
     best, lanes = _best_of_rounds(order, world, grid, base)
+    verdict = _with_demand_charge(best, lanes, order, world, grid, base, fixed)
+    if verdict is not None:
+        best, lanes = verdict.outcome.chosen, verdict.outcome.lanes
 
     placements = {}
     for task in tasks:
@@ -51,8 +59,9 @@ def plan(world: World) -> Plan:
         if option is None:
             unplaced[task.job.id] = f"no region can take it: {task.nowhere}"
         else:
-            placements[task.job.id] = _placement(task, option, world, grid, lanes)
-    objective = _objective(best, tasks, world)
+            note = verdict.notes.get(task.job.id, "") if verdict is not None else ""
+            placements[task.job.id] = _placement(task, option, world, grid, lanes, note)
+    objective = _objective(best, tasks, world) + (verdict.outcome.demand_cost if verdict is not None else 0.0)
     bound = min(objective, _bound(best, tasks, grid, base))
     return Plan(
         made_at=world.now,
@@ -63,11 +72,14 @@ def plan(world: World) -> Plan:
         objective=objective,
         bound=bound,
         gap=(objective - bound) / abs(objective) if abs(objective) > 1e-9 else 0.0,
+        peaks=verdict.peaks if verdict is not None else (),
     )
 
 
-def _reserve_fixed(world: World, grid: Grid, lanes: dict[str, Lane]) -> None:
-    """Take out what the plan cannot change: what runs and may not be paused, what is starting, leaving, or starts at once."""
+def _reserve_fixed(world: World, grid: Grid, lanes: dict[str, Lane]) -> dict[str, list[Draw]]:
+    """Take out what the plan cannot change: what runs and may not be paused, what is starting, leaving, or starts at once.
+    Returns the draws of these, a list a region."""
+    draws: dict[str, list[Draw]] = {name: [] for name in lanes}
     for job in world.jobs:
         length_s = job.remaining_s
         where = job.region
@@ -86,20 +98,22 @@ def _reserve_fixed(world: World, grid: Grid, lanes: dict[str, Lane]) -> None:
             where = world.settings.default_region
         if where in lanes:
             lanes[where].reserve(grid, 0.0, length_s, job.flex.gpus, job.flex.power_w)
+            draws[where].append((0.0, length_s, job.flex.power_w * lanes[where].view.pue))
+    return draws
 
 
 # --- choosing ---------------------------------------------------------------------------------------------------------
 
 
 def _best_of_rounds(
-    order: list[Task], world: World, grid: Grid, base: dict[str, Lane]
+    order: list[Task], world: World, grid: Grid, base: dict[str, Lane], most: int = MAX_ROUNDS
 ) -> tuple[dict[str, Option], dict[str, Lane]]:
-    """Place everything a few times, each time first those that came too late or were driven furthest from their best place;
-    keep the best outcome."""
+    """Place everything a few times, at most ``most``, each time first those that came too late or were driven furthest from
+    their best place; keep the best outcome."""
     best: dict[str, Option] = {}
     lanes, best_score = base, (np.inf, np.inf)
-    rounds = min(MAX_ROUNDS, 1 + ROUNDS_FOR // max(1, len(order)))
-    for number in range(max(2, rounds)):
+    rounds = min(most, 1 + ROUNDS_FOR // max(1, len(order)))
+    for number in range(max(min(2, most), rounds)):
         trial = {name: lane.copy() for name, lane in base.items()}
         chosen: dict[str, Option] = {}
         for task in order:
@@ -112,7 +126,8 @@ def _best_of_rounds(
                 _place(task, chosen, world, grid, trial, keep=before)
         late = {task.job.id for task in order if task.job.id not in chosen or chosen[task.job.id].late_s > 0}
         lateness = sum(chosen[i].late_s if i in chosen else 1e9 for i in late)
-        score = (lateness, sum(option.cost for option in chosen.values()))
+        # what each job added when it was placed is not what all of them cost: a peak is paid once
+        score = (lateness, sum(option.cost for option in chosen.values()) + reserved_cost(trial.values()))
         if score < best_score:
             best, best_score, lanes = chosen, score, trial
         promoted = [task for task in order if task.job.id in late and task.can_be_in_time]
@@ -125,10 +140,29 @@ def _best_of_rounds(
     return best, lanes
 
 
+def _with_demand_charge(
+    best: dict[str, Option],
+    lanes: dict[str, Lane],
+    order: list[Task],
+    world: World,
+    grid: Grid,
+    base: dict[str, Lane],
+    fixed: Mapping[str, list[Draw]],
+) -> Verdict | None:
+    """The plan made as if peaks were free, or one that costs less with what new peaks cost; None without a demand charge."""
+    peaks = [(view.name, peak) for view in world.regions for peak in peaks_of(view, grid, fixed[view.name])]
+    if not peaks:
+        return None
+    shaving = Shaving(grid, order, base, fixed, peaks, world.settings.currency)
+    return shaving.choose(
+        shaving.weigh(best, lanes), lambda priced: _best_of_rounds(order, world, grid, priced, most=SHAVING_ROUNDS)
+    )
+
+
 def _driven_away(order: list[Task], chosen: dict[str, Option]) -> list[Task]:
     """Those whose place costs most above what they would pay alone: half of that regret, at least the first of them."""
     regrets = [
-        (chosen[t.job.id].cost - min(figures[0] for figures in t.alone.values()), t) for t in order if t.job.id in chosen
+        (chosen[t.job.id].total - min(figures[0] for figures in t.alone.values()), t) for t in order if t.job.id in chosen
     ]
     regrets = [(regret, task) for regret, task in regrets if regret > 1e-9]
     regrets.sort(key=lambda pair: -pair[0])
@@ -169,14 +203,14 @@ def _cheapest(task: Task, world: World, grid: Grid, lanes: dict[str, Lane]) -> O
     for name in sorted(task.rules, key=lambda name: (name != planned, task.alone[name][0])):
         if not lanes[name].view.reachable:
             continue  # what runs there is unknown, and nothing new is sent there
-        if best is not None and best.clean and task.alone[name][0] >= best.cost - gain * abs(best.cost):
+        if best is not None and best.clean and task.alone[name][0] >= best.total - gain * abs(best.cost):
             continue
-        beat = best.cost if best is not None and best.clean else np.inf
+        beat = best.total if best is not None and best.clean else np.inf
         option = best_in_lane(task, lanes[name], world, grid, beat)
         if option is None:
             continue
         if best is None or option.order < best.order:
-            if best is not None and best.clean and option.clean and option.cost >= best.cost - gain * abs(best.cost):
+            if best is not None and best.clean and option.clean and option.total >= best.total - gain * abs(best.cost):
                 continue
             best, gain = option, HYSTERESIS if name == planned else 0.0
     return best
@@ -188,7 +222,7 @@ def _saves(option: Option, here: Option) -> bool:
     if option.clean and not here.within_rules:
         return True
     more_pauses = 1 + len(option.intervals) - len(here.intervals)
-    return option.cost < here.cost - PAUSE_GAIN * abs(here.cost) * max(1, more_pauses)
+    return option.total < here.total - PAUSE_GAIN * abs(here.cost) * max(1, more_pauses)
 
 
 # --- telling ----------------------------------------------------------------------------------------------------------
@@ -220,13 +254,14 @@ def _bound(best: dict[str, Option], tasks: Iterable[Task], grid: Grid, lanes: di
     return total + sum(min(option.cost, floor) for (_, option), floor in zip(late, floors, strict=True))
 
 
-def _placement(task: Task, option: Option, world: World, grid: Grid, lanes: dict[str, Lane]) -> Placement:
+def _placement(task: Task, option: Option, world: World, grid: Grid, lanes: dict[str, Lane], peak_note: str = "") -> Placement:
     lane, job = lanes[option.region], task.job
     begins, ends = np.array([i[0] for i in option.intervals]), np.array([i[1] for i in option.intervals])
     energy_kwh = float(np.sum(ends - begins)) * job.flex.power_w * lane.view.pue / 3.6e6
     carbon = _integral(lane.carbon, grid, begins, ends)
     now_in, now_cost = _run_now(task, world, grid, lanes)
-    alternatives = _alternatives(task, option, world, grid, lanes, now_in, now_cost)
+    alternatives = _alternatives(task, option, world, grid, lanes, now_in, now_cost, peak_note)
+    reason = _sentence(task, option, world, grid, now_in, now_cost)
     return Placement(
         job_id=job.id,
         region=option.region,
@@ -235,7 +270,7 @@ def _placement(task: Task, option: Option, world: World, grid: Grid, lanes: dict
         energy_kwh=energy_kwh,
         carbon_kg=None if np.isnan(carbon) else carbon / 3600.0 * job.flex.power_w * lane.view.pue / 1e6,
         late_s=option.late_s if job.flex.deadline_at is not None else 0.0,
-        reason=_sentence(task, option, world, grid, now_in, now_cost),
+        reason=f"{reason}; {peak_note}" if peak_note else reason,
         run_now_cost=now_cost,
         alternatives=alternatives,
     )
@@ -272,6 +307,7 @@ def _alternatives(
     lanes: dict[str, Lane],
     now_in: str | None,
     now_cost: float | None,
+    peak_note: str,
 ) -> tuple[Alternative, ...]:
     """What the plan would have done otherwise: start now, and the best in each other region, with what each would cost."""
     found = []
@@ -282,7 +318,7 @@ def _alternatives(
         why = (
             "its cost is unknown"
             if more is None
-            else (f"costs {more:.3g} {unit} more" if more > 0 else "has no room for it now")
+            else (f"costs {more:.3g} {unit} more" if more > 0 else peak_note or "has no room for it now")
         )
         found.append(Alternative(now_in, grid.moment(task.earliest_s), now_cost, why))
     for name, (_, cost, start_s) in task.alone.items():

@@ -105,6 +105,20 @@ class JobView:
 
 
 @dataclass(frozen=True, slots=True)
+class DemandCharge:
+    """A month of a site's demand charge: each kW of mean draw above ``peak_w`` costs ``per_kw`` in the region's currency, once.
+
+    ``peak_w`` is the month's highest mean over intervals of ``interval_s`` so far, at the meter; draw counts in ``windows``
+    (half open, within the month) only.
+    """
+
+    per_kw: float
+    peak_w: float
+    windows: tuple[tuple[datetime, datetime], ...]
+    interval_s: float = 900.0
+
+
+@dataclass(frozen=True, slots=True)
 class RegionView:
     """One region as policies see it.
 
@@ -112,7 +126,8 @@ class RegionView:
     ``gpus`` is the number of GPUs that batch may use (None: not known, then GPUs do not limit). ``max_jobs`` bounds the
     jobs placed at once (None: no bound). ``power_limit_w`` is the standing site limit in W (None: none). ``price`` is in
     ``currency``/MWh, ``carbon`` in gCO2e/kWh; each is None when the region has no such signal. ``fx`` converts one unit of
-    ``currency`` into the planning currency. ``bypass_w`` is draw that does not come from gridshift's jobs.
+    ``currency`` into the planning currency. ``bypass_w`` is draw that does not come from gridshift's jobs. ``demand`` has the
+    months of a demand charge, empty when the site has none.
     """
 
     name: str
@@ -128,6 +143,7 @@ class RegionView:
     carbon_kind: str = "carbon_average"
     bypass_w: float = 0.0
     note: str = ""
+    demand: tuple[DemandCharge, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,9 +218,22 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
+class NewPeak:
+    """What a plan does to a month's demand charge: ``standing_w`` is the peak the month has anyway, ``planned_w`` the one after
+    this plan, ``cost`` what the difference costs in the planning currency, ``sentence`` why it is so."""
+
+    region: str
+    standing_w: float
+    planned_w: float
+    cost: float
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What we would do from ``made_at`` on; disposable, made anew as truth arrives. ``bound`` is a proven lower bound on
-    ``objective`` (planning currency) and ``gap`` their relative difference."""
+    ``objective`` (planning currency) and ``gap`` their relative difference. ``peaks`` has the months whose demand charge the
+    plan raises, or holds where it would have been raised otherwise."""
 
     made_at: datetime
     horizon_end: datetime
@@ -214,6 +243,7 @@ class Plan:
     objective: float
     bound: float | None = None
     gap: float | None = None
+    peaks: tuple[NewPeak, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

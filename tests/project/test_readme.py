@@ -13,8 +13,11 @@ ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+SIGNALS = (ROOT / "signals" / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str, text: str = TEXT) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("text", blocks("python"))
@@ -23,7 +26,7 @@ def test_python_blocks_compile(text: str) -> None:
     assert tree.body  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("text", blocks("toml"))
+@pytest.mark.parametrize("text", [*blocks("toml"), *blocks("toml", SIGNALS)])
 def test_toml_blocks_are_valid_configurations(text: str, tmp_path: Path) -> None:
     assert tomllib.loads(text)
     path = tmp_path / "gridshift.toml"
@@ -51,3 +54,24 @@ def test_commands_it_names_exist() -> None:
 
     named = set(re.findall(r"\bgridshift ([a-z]+)\b", "\n".join([*blocks("sh"), *re.findall(r"`(gridshift [^`]+)`", TEXT)])))
     assert named and named <= set(main.commands)
+
+
+def test_every_feed_is_in_both_tables() -> None:
+    from signals.feeds import FEEDS
+
+    for text in (TEXT, SIGNALS):
+        first_cells = " ".join(re.findall(r"^\| (`[^|]*) \|", text, re.MULTILINE))
+        assert set(FEEDS) <= set(re.findall(r"`([a-z_]+)`", first_cells))
+
+
+def test_options_and_variables_it_names_exist() -> None:
+    from signals.feeds import FEEDS
+
+    rows = re.findall(r"^\| `([a-z_]+)` \| [^|]* \| ([^|]*) \| ([^|]*)\|", SIGNALS, re.MULTILINE)
+    assert len(rows) >= 20
+    for name, options, key in rows:
+        if name in FEEDS:
+            named = set(re.findall(r"`([a-z_]+)(?: =[^`]*)?`", re.sub(r"\([^)]*\)", "", options)))
+            assert named <= FEEDS[name].all_option_names, name
+            variables = set(re.findall(r"`([A-Z_]{5,})`", key))
+            assert variables == {secret.env for secret in FEEDS[name].secrets}, name

@@ -21,7 +21,7 @@ from signals.points import Kind, Quality, SignalError, SignalPoint
 from signals.store import MAX_SPAN, MemorySignalStore, SignalGapRow, Signals, SignalStore
 from tests.signals.samples import DAY, HOUR, T0, at, point
 
-TABLES = [SQLModel.metadata.tables[name] for name in ("signal_point", "signal_gap")]
+TABLES = [SQLModel.metadata.tables[name] for name in ("signal_series", "signal_point", "signal_gap")]
 POSTGRES = os.environ.get("GRIDSHIFT_TEST_POSTGRES", "")
 
 
