@@ -292,7 +292,7 @@ def _make_paths_absolute(raw: dict[str, Any], base: Path) -> None:
     for _, webhook in _tables(raw, "webhook"):
         fix(webhook, "secret_file", "secret_files")
     for _, feed in _feeds(raw):
-        fix(feed, *_FILE_OPTIONS)
+        fix(feed, *_FILE_OPTIONS, *(key for key in feed if isinstance(key, str) and key.endswith("_file")))
 
 
 # --- checking -----------------------------------------------------------------------------------------------------

@@ -77,8 +77,12 @@ EXAMPLE = """\
 #checkpoint_root = ""
 # Seconds between looks while something runs there.
 #observe_s = 1.0
+# The calendar that people there keep, for forecasts; empty: the tariff's, or UTC.
+#timezone = ""
 
-# A chain of feeds each: the first that is fresh wins. Feeds: csv, gb_carbon, energy_charts, synthetic.
+# A chain of feeds each: the first that is fresh and plausible wins. signals/README.md lists the feeds and their options. Any
+# entry may have max_age (when its last value no longer counts as fresh) and source (the name its values are kept under); keys
+# come from <name>_env or <name>_file.
 #[[region.price]]
 #feed = "energy_charts"
 #bzn = "DE-LU"

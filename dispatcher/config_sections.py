@@ -51,6 +51,14 @@ def _check_url(value: str) -> str:
     return value.rstrip("/")
 
 
+def _check_zone(value: str) -> str:
+    try:
+        ZoneInfo(value)
+    except (KeyError, ValueError, OSError) as error:
+        raise ValueError("must be an IANA time zone such as 'Europe/Berlin'") from error
+    return value
+
+
 def _check_feed_name(value: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(value.get("feed"), str):
         raise ValueError("needs the key 'feed', such as feed = 'synthetic'")
@@ -212,6 +220,12 @@ class RegionConfig(Section):
     price: list[FeedTable] = []
     carbon: list[FeedTable] = []
     tariff: TariffConfig | None = None
+    timezone: str = ""
+
+    @field_validator("timezone")
+    @classmethod
+    def _known_zone(cls, value: str) -> str:
+        return _check_zone(value) if value else ""
 
     @model_validator(mode="after")
     def _one_token(self) -> "RegionConfig":
@@ -238,14 +252,7 @@ class ShiftConfig(Section):
 
     _numbers = field_validator("duration", mode="before")(_number_as_text)
 
-    @field_validator("timezone")
-    @classmethod
-    def _known_zone(cls, value: str) -> str:
-        try:
-            ZoneInfo(value)
-        except (KeyError, ValueError, OSError) as error:
-            raise ValueError("must be an IANA time zone such as 'Europe/Berlin'") from error
-        return value
+    _known_zone = field_validator("timezone")(lambda value: _check_zone(value))
 
     @field_validator("cron")
     @classmethod

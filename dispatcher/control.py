@@ -21,8 +21,10 @@ from dispatcher.clock import Clock
 from dispatcher.clusters import AttemptStatus, RayStatus
 from dispatcher.config import Config, shift_windows
 from dispatcher.errors import ClusterUnreachable, GridshiftError, LaunchRefused, StaleState, StoreUnavailable
+from dispatcher.forecasts import Forecasts
 from dispatcher.launch import JobEnvironment, submission_for, submission_id
 from dispatcher.loops import Loop
+from dispatcher.peaks import Peaks
 from dispatcher.reconcile import Books, Retry, Usage, checkpoint_timeout, finish, reconcile
 from dispatcher.regions import Region
 from dispatcher.signal_book import SignalBook
@@ -35,6 +37,7 @@ from policies.world import (
     Alarm,
     AskCheckpoint,
     Budget,
+    DemandCharge,
     EndCancelled,
     Hold,
     JobState,
@@ -64,8 +67,8 @@ CHECKPOINT_GRACE_S = 2.0
 MAX_HOLDS = 500
 #: Wall seconds before a waiting job's sentence is written again when only its figures moved.
 SAY_AGAIN_S = 15.0
-#: Signals older than this are forgotten; a year and a month serve every report.
-SIGNALS_KEPT = timedelta(days=400)
+#: Wall seconds between two rounds of thinning out old signals.
+THIN_AGAIN_S = 3600.0
 #: So many submissions that cannot be deleted in one go mean that the cluster has a problem.
 MAX_DELETE_FAILURES = 5
 #: Attempts that ended this many wall seconds ago are deleted on their cluster (sooner can bring them back as FAILED).
@@ -126,13 +129,17 @@ class Control:
         effects: Effects,
         planner: Callable[[World], Plan],
         secrets: Secrets,
+        forecasts: Forecasts | None = None,
         wall: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config, self.clock, self.store, self.book = config, clock, store, book
         self.regions = {region.name: region for region in regions}
         self.settings = config.planner_settings()
         self._packages, self._logs, self._effects, self._planner = packages, logs, effects, planner
-        self._secrets, self._wall = secrets, wall
+        self._secrets, self._wall, self._forecasts = secrets, wall, forecasts
+        tariffs = {region.name: region.tariff.tariff(region.name) for region in config.regions if region.tariff is not None}
+        self._peaks = Peaks(tariffs, timedelta(seconds=self.settings.horizon_s))
+        self._demand: dict[str, tuple[DemandCharge, ...]] = {}
         self.nudge: Callable[[], None] = lambda: None
         self.nudge_plan: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
@@ -154,6 +161,7 @@ class Control:
         self._plan_wanted = False
         self._world: World | None = None
         self._begun_at = clock.now()
+        self._thinned_at = float("-inf")
         self.loops = self._table()
 
     # --- the table of loops ---------------------------------------------------------------------------------------
@@ -167,6 +175,8 @@ class Control:
             Loop("ingest", max(1.0, 60.0 / fast), self.ingest),
             Loop("housekeeping", 600.0, self.housekeeping),
         ]
+        if self._forecasts is not None:
+            table.append(Loop("forecast", max(5.0, 60.0 / fast), self.forecast))
         for region in self.regions.values():
             table.append(Loop(f"observe {region.name}", region.config.observe_s, self._observer(region)))
         return table
@@ -196,6 +206,7 @@ class Control:
         # 1. observe: the store, and the regions' last pictures
         self._refresh()
         self._record(self._changes_from_pictures(now))
+        self._note_draws(now)
         # 2. decide, on one frozen picture
         world = self._build_world(now)
         actions = decide(world)
@@ -344,7 +355,21 @@ class Control:
             fx=self.book.fx(region.name),
             pue=config.pue,
             carbon_kind=f"carbon_{config.carbon_signal}",
+            demand=self._demand.get(region.name, ()),
         )
+
+    def _note_draws(self, now: datetime) -> None:
+        """What each site draws now, as modelled, for the peaks that its tariff charges."""
+        if not self._peaks:
+            return
+        draws = Counter[str]()
+        for job in self._jobs.values():
+            attempt = self._attempts.get(job.id)
+            if attempt is not None and job.state in PLACED and attempt.region in self.regions:
+                draws[attempt.region] += round(job.flex.power_w * self.regions[attempt.region].config.pue)
+        for region in self.regions:
+            self._peaks.note(region, now, float(draws[region]))
+        self._demand = {region: self._peaks.charges(region, now) for region in self.regions}
 
     def _budgets(self, now: datetime) -> tuple[Budget, ...]:
         return tuple(
@@ -640,9 +665,16 @@ class Control:
         if self.book.refresh(now):
             self.nudge_plan()
 
+    def forecast(self, now: datetime) -> None:
+        """Make forecasts anew where more has become known; the next ingest lays them on the planner's slots."""
+        if self._forecasts is not None and self.book.ready:
+            self._forecasts.refresh(self.book.learnable(), now)
+
     def housekeeping(self, now: datetime) -> None:
-        """Delete ended attempts on their clusters, late enough to be safe, and signals that nobody reads any more."""
-        self.book.prune(now - SIGNALS_KEPT)
+        """Delete ended attempts on their clusters, late enough to be safe, and thin out signals that grow old."""
+        if self._wall() - self._thinned_at >= THIN_AGAIN_S:
+            self._thinned_at = self._wall()
+            self.book.thin(now)
         before = now - timedelta(seconds=FORGET_UPSTREAM_S * self.clock.speed)
         for region in self.regions.values():
             if not region.reachable():

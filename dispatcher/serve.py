@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime
@@ -32,6 +33,7 @@ from dispatcher.clusters.ray_http import RayCluster
 from dispatcher.config import Config, RegionConfig
 from dispatcher.control import Control, Secrets
 from dispatcher.errors import ConfigError, GridshiftError, PackageRejected
+from dispatcher.forecasts import Forecasts
 from dispatcher.job_helpers import store_helper_package
 from dispatcher.leader import Leadership
 from dispatcher.logs import LogFollower, LogStore
@@ -39,7 +41,7 @@ from dispatcher.loops import LiveLoops, Loop
 from dispatcher.packages import PackageStore, package_names
 from dispatcher.plan_worker import PlanWorker
 from dispatcher.regions import Region
-from dispatcher.signal_book import SignalBook
+from dispatcher.signal_book import ChainStatus, SignalBook
 from dispatcher.store import Attempt, Job, Store
 from dispatcher.store.migrate import upgrade
 from dispatcher.store.sql import SqlStore
@@ -47,6 +49,8 @@ from signals.store import SignalStore
 
 log = logging.getLogger("gridshift")
 
+#: Feeds that are asked at the same time.
+FEEDS_AT_ONCE = 8
 #: Calls to one region's cluster that may run at once.
 CALLS_PER_REGION = 4
 
@@ -119,6 +123,10 @@ class ControlPlane:
     def snapshot(self) -> Snapshot:
         """What was last seen."""
         return self._control.snapshot()
+
+    def signal_chains(self, now: datetime) -> list[ChainStatus]:
+        """How the signals' sources stood at the last look at them."""
+        return self._control.book.status(now)
 
     def job_token(self, submission_id: str) -> str:
         """The token of an attempt."""
@@ -240,11 +248,15 @@ def run(config: Config, *, on_ready: Callable[[], None] = lambda: None) -> int:
         stack.callback(worker.close)
         pools = RegionPools([region.name for region in regions])
         stack.callback(pools.close)
+        forecasts = Forecasts(signals, worker.forecast, slot_s=int(config.planner_settings().slot_s), wall=time.monotonic)
+        book = SignalBook(config, signals, parallel=FEEDS_AT_ONCE, forecast_of=forecasts.of)
+        stack.callback(book.close)
         control = Control(
             config=config,
             clock=clock,
             store=store,
-            book=SignalBook(config, signals),
+            book=book,
+            forecasts=forecasts,
             regions=regions,
             packages=LaunchPackages(packages),
             logs=FollowedLogs(follower),
@@ -258,8 +270,9 @@ def run(config: Config, *, on_ready: Callable[[], None] = lambda: None) -> int:
             ),
         )
         control.loops.append(Loop("leader", 5.0, _leadership_check(leadership)))
-        live = LiveLoops(control.loops, clock, nudged={"control": 0.005, "plan": 0.5})
+        live = LiveLoops(control.loops, clock, nudged={"control": 0.005, "plan": 0.5, "ingest": 0.5})
         control.nudge, control.nudge_plan = (lambda: live.nudge("control")), (lambda: live.nudge("plan"))
+        book.arrived = lambda: live.nudge("ingest")
         control.start()
         live.start()
         stack.callback(live.stop)

@@ -1,27 +1,37 @@
-"""What each region's power costs and emits, as the control plane uses it: fetched, kept, laid on the planner's slots.
+"""What each region's power costs and emits, as the control plane uses it: fetched, doubted, kept, laid on the planner's slots.
 
-It asks each feed no more often than the feed wishes, takes the first fresh source of a region's chain, and says which one and
-why. It decides nothing; unknown stays unknown.
+It asks each feed no more often than the feed wishes, and those further down a region's chain only while the first is not fresh;
+it takes the first fresh and plausible source, and says which one and why. It decides nothing; unknown stays unknown.
 """
 
 import logging
 import math
+import random
 import threading
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import requests
 
 from dispatcher.config import Config, RegionConfig
 from dispatcher.errors import ConfigError
+from dispatcher.forecasts import Series
 from dispatcher.reconcile import Usage
 from policies.accounting import energy_kwh, weighted_mean
 from signals.feeds import FEEDS
+from signals.feeds.base import duration
 from signals.forecast import slot_series
-from signals.ingest import FetchResult, fetch
-from signals.points import Kind, SignalPoint
-from signals.series import SlotSeries
+from signals.ingest import FetchResult, fetch, owner_of
+from signals.manners import Manners
+from signals.plausibility import judge
+from signals.points import Kind, Quality, SignalError, SignalPoint
+from signals.retention import Retention
+from signals.series import SlotForecast, SlotSeries
+from signals.tariffs import Tariff, price_points, price_series
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +40,23 @@ LOOK_BACK = timedelta(days=8)
 #: How far ahead of a replay's present a file's values count as published, unless its options say otherwise: a replay that saw
 #: the whole file would know the future.
 REPLAY_LOOKAHEAD = "24h"
+#: How old a source's last value may be, unless its entry says ``max_age``. Carbon is published an hour or two late and moves
+#: slowly; a price is known ahead or not at all.
+MAX_AGE = {"price": timedelta(0), "carbon": timedelta(hours=3)}
+#: Wall seconds that a refresh waits for answers, before it asks the next of the chain, and again for those.
+PATIENCE_S = 3.0
+#: A feed that publishes nothing new is asked less and less often, up to so many times its own period and this.
+_IDLE_MOST, _IDLE_MOST_S = 4.0, 3600.0
+#: Asking times drift apart by up to this share, so that not everybody asks at once.
+_JITTER = 0.1
+#: Transactions of one round of thinning out; a later round goes on where it stopped.
+THIN_TRANSACTIONS = 200
+#: Failures in a row after which a feed counts as one that does not work.
+ALARM_FAILURES = 3
+#: Basis of a slot that has a source's last value, for want of anything better.
+HELD = "held"
+
+State = Literal["fresh", "stale", "suspect", "failed", "disabled", "waiting"]
 
 
 class Signals(Protocol):
@@ -43,8 +70,8 @@ class Signals(Protocol):
         """Keep gaps."""
         ...
 
-    def prune(self, before: datetime) -> int:
-        """Forget points of before a moment."""
+    def thin(self, now: datetime, keep: Retention, *, transactions: int | None = None) -> Any:
+        """Drop revisions, forecasts and resolution that are old enough."""
         ...
 
     def read(
@@ -54,6 +81,40 @@ class Signals(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class SourceStatus:
+    """How one link of a chain stands.
+
+    ``state``: fresh (it knows the present, or did within its ``max_age``), suspect (it does, but that is hardly possible),
+    stale (its last value is too old), failed (it has nothing and could not be asked), disabled (a secret is missing), waiting
+    (not asked yet, or no answer yet). ``age_s``: seconds since it last answered well; ``known_until``: end of its last value,
+    whose quality is ``quality``; ``due_at``: when it is asked again, if it is needed then; ``why``: a sentence.
+    """
+
+    feed: str
+    source: str
+    state: State
+    chosen: bool
+    why: str
+    age_s: float | None
+    known_until: datetime | None
+    quality: str | None
+    due_at: datetime | None
+    error: str | None
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChainStatus:
+    """How a region's "price" or "carbon" came about: every source in order, and the choice in a sentence."""
+
+    region: str
+    what: str
+    kind: str
+    why: str
+    sources: tuple[SourceStatus, ...]
+
+
 @dataclass
 class _Source:
     """One link of a region's chain: what it is, when to ask it again, how it went last time."""
@@ -61,25 +122,77 @@ class _Source:
     feed: str
     options: dict[str, Any]
     name: str
+    max_age: timedelta
     due_at: datetime | None = None
     failures: int = 0
+    idle: int = 0
     error: str | None = None
+    disabled: bool = False
+    good_at: datetime | None = None
+    until: datetime | None = None  # end of the last value it ever gave
+    warnings: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
+    flight: "Future[FetchResult] | None" = None
+    slow: bool = False
+    # What the store holds of it, as seen at ``seen_at``:
+    seen_at: datetime | None = None
+    points: list[SignalPoint] = field(default_factory=list)
+    last: SignalPoint | None = None
+    state: State = "waiting"
 
 
 class SignalBook:
-    """Every region's price and carbon. ``refresh`` runs in one loop; reads are thread-safe."""
+    """Every region's price and carbon. ``refresh`` runs in one loop; reads are thread-safe.
 
-    def __init__(self, config: Config, signals: Signals) -> None:
+    ``parallel`` feeds are asked at the same time, each in a thread; 0: one after the other in the caller, as under a virtual
+    clock. With threads, ``arrived`` is called (in one of them) when an answer came too late for the refresh that asked for it:
+    another refresh will lay it. ``ask`` fetches, ``rng`` spreads the asking times (default: with threads only).
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        signals: Signals,
+        *,
+        parallel: int = 0,
+        patience_s: float = PATIENCE_S,
+        manners: Manners | None = None,
+        session: requests.Session | None = None,
+        ask: Callable[..., FetchResult] = fetch,
+        rng: random.Random | None = None,
+        forecast_of: Callable[[Series], SlotForecast | None] = lambda series: None,
+    ) -> None:
         self._config, self._signals = config, signals
+        self._parallel, self._patience_s, self._fetch = parallel, patience_s, ask
+        self._speed = config.replay.speed if config.replay is not None else 1.0
+        self._rng = rng or (random.Random() if parallel else None)
+        self._forecast_of = forecast_of
         self._regions = {region.name: region for region in config.regions}
+        self._tariffs = {
+            region.name: region.tariff.tariff(region.name) for region in config.regions if region.tariff is not None
+        }
+        #: What the feeds say, where what the site pays is something else.
+        self._wholesale: dict[str, SlotSeries | None] = {}
         self._chains: dict[tuple[str, str], list[_Source]] = {}
         for region in config.regions:
             for what, chain in (("price", region.price), ("carbon", region.carbon)):
-                self._chains[(region.name, what)] = [_source(entry, replaying=config.replay is not None) for entry in chain]
+                self._chains[(region.name, what)] = list(_sources(chain, what, replaying=config.replay is not None))
         self._lock = threading.Lock()
         self._series: dict[tuple[str, str], SlotSeries | None] = {}
-        self._session = requests.Session()
+        self._status: tuple[ChainStatus, ...] = ()
+        self._status_at: datetime | None = None
+        self._session = session or requests.Session()
+        self._pool = ThreadPoolExecutor(parallel, thread_name_prefix="feed") if parallel else None
+        self._closing = threading.Event()
+        self.manners = manners or Manners()
+        self.arrived: Callable[[], None] = lambda: None
         self.ready = False  # until every feed has been asked once: before that, unknown only means not asked yet
+
+    def close(self) -> None:
+        """Ask nobody any more. Requests under way end by themselves within their limits of time."""
+        self._closing.set()
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
 
     # --- reading --------------------------------------------------------------------------------------------------
 
@@ -115,26 +228,69 @@ class SignalBook:
 
     def _mean(self, region: str, what: str, start: datetime, end: datetime, as_of: datetime) -> float | None:
         """Time-weighted mean over an interval from the source that is in use, as known now; None unless fully covered."""
+        if what == "price" and (tariff := self._tariffs.get(region)) is not None:
+            with self._lock:
+                wholesale = self._wholesale.get(region)
+            points = None
+            if tariff.needs_wholesale:
+                if wholesale is None:
+                    return None
+                points = self._signals.read(region, Kind.PRICE, start, end, as_of, source=wholesale.source)
+            return weighted_mean(price_points(tariff, points, start, end, region=region, known_at=as_of), start, end)
         series = self.series(region, what)
         if series is None:
             return None
         points = self._signals.read(region, self._kind(region, what), start, end, as_of, source=series.source)
         return weighted_mean(points, start, end)
 
+    def status(self, now: datetime) -> list[ChainStatus]:
+        """How each configured chain stood at the last refresh, with ages as of ``now``; thread-safe."""
+        with self._lock:
+            chains, seen_at = self._status, self._status_at
+        since_s = (now - seen_at).total_seconds() if seen_at is not None else 0.0
+
+        def aged(source: SourceStatus) -> SourceStatus:
+            return source if source.age_s is None else replace(source, age_s=max(source.age_s + since_s, 0.0))
+
+        return [replace(chain, sources=tuple(aged(source) for source in chain.sources)) for chain in chains]
+
     def alarms(self, now: datetime) -> list[tuple[str, str, str]]:
-        """(key, region, sentence) for each region and signal that is configured and unknown now."""
+        """(key, region, sentence) for each region and signal that is configured and unknown now, or soon may be: no feed of
+        its chain works, and what is planned with is what they said before."""
         found = []
         for (region, what), chain in self._chains.items():
             series = self.series(region, what)
-            if not chain or (series is not None and series.at(now) is not None):
+            if not chain:
                 continue
             errors = "; ".join(f"{source.feed}: {source.error or 'no value for now'}" for source in chain)
-            found.append((f"signal {region} {what}", region, f"{what} of {region} is unknown: {errors}"))
+            if series is None or series.at(now) is None:
+                found.append((f"signal {region} {what}", region, f"{what} of {region} is unknown: {errors}"))
+            elif all(source.failures >= ALARM_FAILURES or source.disabled for source in chain):
+                until = max((p.end for source in chain for p in source.points), default=None)
+                ends = "nothing is kept" if until is None else f"what they said before serves until {until:%Y-%m-%d %H:%M}Z"
+                sentence = f"no feed for the {what} of {region} works; {ends}: {errors}"
+                found.append((f"signal {region} {what}", region, sentence))
         return found
 
-    def prune(self, before: datetime) -> None:
-        """Forget signals of before a moment."""
-        self._signals.prune(before)
+    def thin(self, now: datetime) -> None:
+        """Drop what nobody reads any more of old signals, a part of it at a time."""
+        self._signals.thin(now, Retention(), transactions=THIN_TRANSACTIONS)
+
+    def learnable(self) -> list[Series]:
+        """The series that are planned with now, for which a forecast is wanted."""
+        found = []
+        for (region, what), chain in self._chains.items():
+            with self._lock:
+                series = self._wholesale.get(region) if what == "price" else None
+                series = series or self._series.get((region, what))
+            if chain and series is not None and any(source.name == series.source for source in chain):
+                found.append(self._series_of(region, what, series.source))
+        return found
+
+    def _series_of(self, region: str, what: str, source: str) -> Series:
+        config = self._regions[region]
+        zone = config.timezone or (config.tariff.timezone if config.tariff is not None else "UTC")
+        return Series(region, what, self._kind(region, what), source, zone)
 
     def _kind(self, region: str, what: str) -> Kind:
         if what == "price":
@@ -144,32 +300,93 @@ class SignalBook:
     # --- refreshing -----------------------------------------------------------------------------------------------
 
     def refresh(self, now: datetime) -> bool:
-        """Ask the feeds that are due and lay everything on slots again; return whether a series changed."""
+        """Ask the feeds that are due and needed, and lay everything on slots again; return whether a series changed.
+
+        With threads it waits only a few seconds for answers; what comes later is laid by a later refresh.
+        """
+        self._collect(now)
+        if self._pool is None:
+            while self._send(now):
+                self._collect(now)
+        else:
+            self._send_and_wait(now)
         changed = not self.ready
+        chains = []
         for (region, what), chain in self._chains.items():
-            for source in chain:
-                self._ask(source, region, what, now)
-            series = self._lay(region, what, chain, now)
+            series, status = self._lay(region, what, chain, now)
+            if what == "price" and (tariff := self._tariffs.get(region)) is not None:
+                with self._lock:
+                    self._wholesale[region] = series
+                series = self._retail(tariff, series, now)
             with self._lock:
                 before = self._series.get((region, what))
                 self._series[(region, what)] = series
-            changed = (
-                changed
-                or (series is None) != (before is None)
-                or (
-                    series is not None
-                    and before is not None
-                    and (series.values, series.source) != (before.values, before.source)
-                )
-            )
+            changed = changed or _differ(before, series)
+            if status is not None:
+                chains.append(status)
+        with self._lock:
+            self._status, self._status_at = tuple(chains), now
         self.ready = True
         return changed
 
-    def _ask(self, source: _Source, region: str, what: str, now: datetime) -> None:
-        if source.due_at is not None and now < source.due_at:
-            return
+    def _send(self, now: datetime) -> list["Future[FetchResult]"]:
+        """Ask the next source of each chain that needs one; without threads the answers are there on return."""
+        sent = []
+        for (region, what), chain in self._chains.items():
+            source = self._next(region, what, chain, now)
+            if source is None:
+                continue
+            if self._pool is not None:
+                source.flight = self._pool.submit(self._ask, source, region, what, now)
+            else:
+                source.flight = Future()
+                source.flight.set_result(self._ask(source, region, what, now))
+            source.slow = False
+            sent.append(source.flight)
+        return sent
+
+    def _send_and_wait(self, now: datetime) -> None:
+        for _ in range(2):  # the second time for those whose first choice is slow
+            deadline = time.monotonic() + self._patience_s
+            self._send(now)
+            while pending := [source.flight for source in self._flying() if not source.slow and source.flight is not None]:
+                done, _rest = wait(pending, max(deadline - time.monotonic(), 0.0), FIRST_COMPLETED)
+                if not done:
+                    break
+                self._collect(now)
+                self._send(now)
+            late = [source for source in self._flying() if not source.slow]
+            if not late:
+                return
+            for source in late:
+                source.slow = True
+                if source.flight is not None:
+                    source.flight.add_done_callback(self._tell)
+
+    def _tell(self, flight: "Future[FetchResult]") -> None:
+        if not flight.cancelled() and not self._closing.is_set():
+            self.arrived()
+
+    def _flying(self) -> list[_Source]:
+        return [source for chain in self._chains.values() for source in chain if source.flight is not None]
+
+    def _next(self, region: str, what: str, chain: list[_Source], now: datetime) -> _Source | None:
+        """The first source that is due, as long as none before it is fresh: later ones are asked only when needed."""
+        for source in chain:
+            if source.flight is not None:
+                if source.slow:
+                    continue
+                return None
+            if source.due_at is None or now >= source.due_at:
+                return source
+            self._look(source, region, what, now)
+            if source.state == "fresh":
+                return None
+        return None
+
+    def _ask(self, source: _Source, region: str, what: str, now: datetime) -> FetchResult:
         horizon = timedelta(seconds=self._config.planner_settings().horizon_s)
-        result: FetchResult = fetch(
+        return self._fetch(
             source.feed,
             source.options,
             region=region,
@@ -178,57 +395,237 @@ class SignalBook:
             window_start=now - LOOK_BACK,
             window_end=now + horizon + timedelta(days=1),
             session=self._session,
+            manners=self.manners,
+            sleep=self._sleep,
         )
+
+    def _sleep(self, seconds: float) -> None:
+        self._closing.wait(seconds)
+
+    def _collect(self, now: datetime) -> None:
+        """Take what has come."""
+        for (region, what), chain in self._chains.items():
+            for source in chain:
+                if source.flight is not None and source.flight.done():
+                    flight, source.flight, source.slow = source.flight, None, False
+                    self._take(source, region, what, flight.result(), now)
+
+    def _take(self, source: _Source, region: str, what: str, result: FetchResult, now: datetime) -> None:
+        """Keep an answer and decide when to ask again."""
+        source.seen_at, source.warnings, source.disabled = None, result.warnings, result.disabled
+        source.until = max((t for t in (source.until, result.known_until()) if t is not None), default=None)
+        new = 0
+        try:
+            if result.points and (points := self._judged(source, result, now)):
+                new = self._signals.append(points)
+            if result.gaps:
+                self._signals.note_gaps(result.gaps, now)
+        except Exception:
+            self.manners.forget(owner_of(source.feed, source.name, region, result.kind))
+            raise  # not due later: what could not be kept is fetched again
         poll_s = float(FEEDS[source.feed].poll_s)
         if result.error is not None:
-            source.failures += 1
-            if source.error is None:
-                log.warning("feed %s for %s of %s: %s", source.feed, what, region, result.error.message)
+            if source.error != result.error.message:
+                log.warning("feed %s for %s of %s: %s", source.name, what, region, result.error.message)
             source.error = result.error.message
+            source.failures += 1
             poll_s = min(poll_s * 2 ** min(source.failures, 12), max(poll_s, 3600.0))  # less often while it does not work
         else:
-            source.failures, source.error = 0, None
-        if result.points:
-            self._signals.append(list(result.points))
-        if result.gaps:
-            self._signals.note_gaps(result.gaps, now)
-        source.due_at = now + timedelta(seconds=poll_s)  # last: what could not be kept is fetched again
+            source.failures, source.error, source.good_at = 0, None, result.retrieved_at
+            source.idle = 0 if new else source.idle + 1
+            most_s = max(poll_s, min(poll_s * _IDLE_MOST, _IDLE_MOST_S))
+            poll_s = min(poll_s * 2 ** min(max(source.idle - 1, 0), 12), most_s)
+        if self._rng is not None:
+            poll_s *= self._rng.uniform(1.0, 1.0 + _JITTER)
+        source.due_at = now + timedelta(seconds=max(poll_s, result.wait_s * self._speed))
 
-    def _lay(self, region: str, what: str, chain: list[_Source], now: datetime) -> SlotSeries | None:
-        """The first source of the chain that knows the present wins; else the first that knows anything ahead."""
+    def _judged(self, source: _Source, result: FetchResult, now: datetime) -> list[SignalPoint]:
+        """The answer's points without those that are as they were; those that are new and hardly possible marked SUSPECT."""
+        start = min(p.start for p in result.points) - timedelta(days=2)
+        end = max(p.end for p in result.points)
+        history = self._signals.read(result.region, result.kind, start, end, now, source=source.name)
+        known = {(p.variant, p.start, p.end): p for p in history}
+        kept: list[SignalPoint] = []
+        new: list[SignalPoint] = []
+        for point in result.points:
+            twin = known.get((point.variant, point.start, point.end))
+            if twin is None or twin.value != point.value:
+                new.append(point)
+            elif twin.quality is Quality.SUSPECT:  # judged when it was said first
+                kept.append(replace(point, quality=twin.quality))
+            elif (twin.quality, twin.unit, twin.issued_at) != (point.quality, point.unit, point.issued_at):
+                kept.append(point)
+        judgement = judge(new, history)
+        if new:
+            source.doubts = judgement.warnings
+        for doubt in judgement.warnings:
+            log.warning("feed %s for %s of %s: %s", source.name, result.kind, result.region, doubt)
+        return kept + list(judgement.points)
+
+    # --- choosing and laying --------------------------------------------------------------------------------------
+
+    def _look(self, source: _Source, region: str, what: str, now: datetime) -> None:
+        """See what the store holds of a source, and so how it stands."""
+        if source.seen_at == now:
+            return
         settings = self._config.planner_settings()
-        slot = timedelta(seconds=settings.slot_s)
-        start = now - (now - datetime.min.replace(tzinfo=now.tzinfo)) % slot
-        fallback: SlotSeries | None = None
+        ahead = timedelta(seconds=settings.horizon_s + 2 * settings.slot_s)
+        kind = self._kind(region, what)
+        source.points = self._signals.read(
+            region, kind, now - LOOK_BACK - timedelta(hours=1), now + ahead, now, source=source.name
+        )
+        source.seen_at = now
+        source.last = max(source.points, key=lambda p: (p.end, p.start, p.retrieved_at), default=None)
+        current = _current(source.points, now, source.max_age)
+        if any(p.quality is not Quality.SUSPECT for p in current):
+            source.state = "fresh"
+        elif current:
+            source.state = "suspect"
+        elif source.disabled:
+            source.state = "disabled"
+        elif source.flight is not None or source.due_at is None:
+            source.state = "waiting"
+        else:
+            source.state = "failed" if source.error is not None and not source.points else "stale"
+
+    def _lay(self, region: str, what: str, chain: list[_Source], now: datetime) -> tuple[SlotSeries | None, ChainStatus | None]:
+        """The first source that is fresh wins; else the first that is suspect; else the first that knows anything ahead."""
+        if not chain:
+            return None, None
         for source in chain:
-            points = self._signals.read(
-                region,
-                self._kind(region, what),
-                start - LOOK_BACK,
-                start + timedelta(seconds=settings.horizon_s) + slot,
-                now,
-                source=source.name,
-            )
-            if not points:
-                continue
-            series = slot_series(
-                points,
-                now=now,
-                start=start,
-                slot_s=settings.slot_s,
-                slots=int(settings.horizon_s // settings.slot_s) + 1,
-                source=source.name,
-            )
-            if series.at(now) is not None and series.basis[0] == "published":
-                return series
-            if fallback is None and any(value is not None for value in series.values):
-                fallback = series
-        return fallback
+            self._look(source, region, what, now)
+        order = [*(s for s in chain if s.state == "fresh"), *(s for s in chain if s.state == "suspect"), *chain]
+        chosen, series = None, None
+        for source in order:
+            series = self._on_slots(source, region, what, now)
+            if series is not None:
+                chosen = source
+                break
+        reasons = {id(s): _why(s, s is chosen, chosen, first=s is chain[0]) for s in chain}
+        sources = tuple(self._source_status(s, s is chosen, reasons[id(s)], now) for s in chain)
+        # Those before the chosen one say why they lost.
+        lost = chain[: chain.index(chosen)] if chosen is not None else chain
+        sentences = [f"{s.name}: {reasons[id(s)]}" for s in [*lost, *([chosen] if chosen is not None else [])]]
+        return series, ChainStatus(region, what, str(self._kind(region, what)), "; ".join(sentences), sources)
+
+    def _slots(self, now: datetime) -> tuple[datetime, int, int]:
+        """The planner's slots from the one under way on: start, length in s, number."""
+        settings = self._config.planner_settings()
+        start = now - (now - datetime.min.replace(tzinfo=now.tzinfo)) % timedelta(seconds=settings.slot_s)
+        return start, settings.slot_s, int(settings.horizon_s // settings.slot_s) + 1
+
+    def _retail(self, tariff: Tariff, wholesale: SlotSeries | None, now: datetime) -> SlotSeries | None:
+        """What the site pays, on the planner's slots; None while its wholesale price is unknown or in other money."""
+        start, slot_s, slots = self._slots(now)
+        try:
+            return price_series(tariff, wholesale, start=start, slot_s=slot_s, slots=slots)
+        except SignalError as error:
+            log.warning("%s", error)
+            return None
+
+    def _on_slots(self, source: _Source, region: str, what: str, now: datetime) -> SlotSeries | None:
+        """A source's points on the planner's slots; None when that leaves every slot unknown."""
+        start, slot_s, slots = self._slots(now)
+        points = source.points
+        if source.state != "suspect":
+            points = [p for p in points if p.quality is not Quality.SUSPECT]
+        if not points:
+            return None
+        beyond = self._forecast_of(self._series_of(region, what, source.name))
+        try:
+            series = slot_series(points, now=now, start=start, slot_s=slot_s, slots=slots, source=source.name, beyond=beyond)
+        except SignalError as error:  # a source that changed its currency: not something to plan with
+            source.error, source.state = str(error), "failed"
+            return None
+        if source.state in ("fresh", "suspect"):
+            series = _hold(series, points, now, source.max_age)
+        return series if any(value is not None for value in series.values) else None
+
+    @staticmethod
+    def _source_status(source: _Source, chosen: bool, why: str, now: datetime) -> SourceStatus:
+        last = source.last
+        good_at = source.good_at or max((p.retrieved_at for p in source.points), default=None)
+        return SourceStatus(
+            feed=source.feed,
+            source=source.name,
+            state=source.state,
+            chosen=chosen,
+            why=why,
+            age_s=None if good_at is None else (now - good_at).total_seconds(),
+            known_until=max((t for t in (source.until, last.end if last else None) if t is not None), default=None),
+            quality=None if last is None else str(last.quality),
+            due_at=source.due_at,
+            error=source.error,
+            warnings=(*source.doubts, *source.warnings)[:10],
+        )
 
 
-def _source(entry: dict[str, Any], *, replaying: bool) -> _Source:
-    options = {key: value for key, value in entry.items() if key != "feed"}
-    feed = entry["feed"]
-    if replaying and feed == "csv":
-        options.setdefault("lookahead", REPLAY_LOOKAHEAD)
-    return _Source(feed, options, str(options.get("source", feed)))
+def _differ(before: SlotSeries | None, after: SlotSeries | None) -> bool:
+    if before is None or after is None:
+        return before is not after
+    return (before.values, before.source) != (after.values, after.source)
+
+
+def _current(points: list[SignalPoint], now: datetime, max_age: timedelta) -> list[SignalPoint]:
+    """The points in force now; without any the last ones before, when they ended at most ``max_age`` ago."""
+    begun = [p for p in points if p.start <= now]
+    covering = [p for p in begun if p.end > now]
+    if covering or not begun:
+        return covering
+    last = max(p.end for p in begun)
+    return [p for p in begun if p.end == last] if last + max_age > now else []
+
+
+def _hold(series: SlotSeries, points: list[SignalPoint], now: datetime, max_age: timedelta) -> SlotSeries:
+    """The series with unknown slots filled by the last value, as long as that may be ``max_age`` old."""
+    if series.at(now) is not None:
+        return series
+    current = _current(points, now, max_age)
+    if not current:
+        return series
+    last = max(current, key=lambda p: (p.start, p.retrieved_at))
+    values, basis = list(series.values), list(series.basis)
+    for index, value in enumerate(series.values):
+        start = series.start + timedelta(seconds=series.slot_s * index)
+        if value is not None or start >= last.end + max_age:
+            break
+        values[index], basis[index] = last.value, HELD
+    return replace(series, values=tuple(values), basis=tuple(basis))
+
+
+def _why(source: _Source, is_chosen: bool, chosen: _Source | None, *, first: bool) -> str:
+    """Why a source was chosen or not, in a few words."""
+    ends = "no values" if source.last is None else f"no value for now (its last ends {source.last.end:%Y-%m-%d %H:%M}Z)"
+    if is_chosen:
+        if source.state == "fresh":
+            return "the first source, is fresh" if first else "is fresh"
+        if source.state == "suspect":
+            return f"is suspect, and nothing better is there ({'; '.join(source.doubts) or 'its values are doubted'})"
+        return f"{source.error or ends}; earlier days are repeated, for nothing better is there"
+    if source.state == "fresh":
+        return f"is fresh too; {chosen.name if chosen is not None else 'none'} comes first"
+    if source.state == "suspect":
+        return f"is suspect ({'; '.join(source.doubts) or 'its values are doubted'})"
+    if source.error is not None:
+        return source.error
+    if source.flight is not None:
+        return "has not answered yet"
+    if source.state == "waiting":
+        return "is not needed" if chosen is not None and chosen.state == "fresh" else "is not asked yet"
+    return ends
+
+
+def _sources(chain: list[dict[str, Any]], what: str, *, replaying: bool) -> Iterator[_Source]:
+    names: set[str] = set()
+    for entry in chain:
+        options = {key: value for key, value in entry.items() if key != "feed"}
+        feed = str(entry["feed"])
+        if replaying and feed == "csv":
+            options.setdefault("lookahead", REPLAY_LOOKAHEAD)
+        name, count = str(options.get("source", feed)), 1
+        while name in names:  # the same feed twice, of two zones, say: their points must not mix
+            count += 1
+            name = options["source"] = f"{entry.get('source', feed)}-{count}"
+        names.add(name)
+        max_age = duration("max_age", options["max_age"]) if "max_age" in options else MAX_AGE[what]
+        yield _Source(feed, options, name, max_age)

@@ -6,6 +6,7 @@ from typing import Any
 
 from dispatcher.api.services import AlarmStatus, LoopStatus, RegionStatus
 from dispatcher.config import RegionConfig
+from dispatcher.signal_book import SourceStatus
 from dispatcher.store import Attempt, GridEvent, Job, JobEvent
 from policies.world import JobState, Placement, Plan, RegionView
 from signals.series import SlotSeries
@@ -169,6 +170,16 @@ def plan_json(plan: Plan, currency: str) -> dict[str, Any]:
         "gap": plan.gap,
         "placements": [placement_json(placement) for placement in plan.placements.values()],
         "unplaced": dict(plan.unplaced),
+        "peaks": [
+            {
+                "region": peak.region,
+                "standing_w": peak.standing_w,
+                "planned_w": peak.planned_w,
+                "cost": peak.cost,
+                "sentence": peak.sentence,
+            }
+            for peak in plan.peaks
+        ],
     }
 
 
@@ -180,7 +191,8 @@ def alternatives_json(placement: Placement | None) -> list[dict[str, Any]]:
     ]
 
 
-def _now_json(series: SlotSeries | None, now: datetime) -> dict[str, Any] | None:
+def now_json(series: SlotSeries | None, now: datetime) -> dict[str, Any] | None:
+    """A signal's value now and where that comes from; ``low`` and ``high`` when it is our own forecast. None without one."""
     if series is None:
         return None
     index = int((now - series.start).total_seconds() // series.slot_s)
@@ -190,6 +202,25 @@ def _now_json(series: SlotSeries | None, now: datetime) -> dict[str, Any] | None
         "source": series.source,
         "now": series.values[index] if known else None,
         "basis": series.basis[index] if known else "unknown",
+        "low": series.low[index] if known and series.low else None,
+        "high": series.high[index] if known and series.high else None,
+    }
+
+
+def source_json(source: SourceStatus) -> dict[str, Any]:
+    """How one source of a signal stands. Its options stay out: they may name where secrets are."""
+    return {
+        "feed": source.feed,
+        "source": source.source,
+        "state": source.state,
+        "chosen": source.chosen,
+        "why": source.why,
+        "age_s": source.age_s,
+        "known_until": time_of(source.known_until),
+        "quality": source.quality,
+        "due_at": time_of(source.due_at),
+        "error": source.error,
+        "warnings": list(source.warnings),
     }
 
 
@@ -210,22 +241,22 @@ def region_json(status: RegionStatus, config: RegionConfig, view: RegionView | N
         "budget_w": status.budget_w,
         "currency": view.currency if view is not None else config.currency,
         "pue": config.pue,
-        "price": _now_json(view.price if view is not None else None, now),
-        "carbon": _now_json(view.carbon if view is not None else None, now),
+        "price": now_json(view.price if view is not None else None, now),
+        "carbon": now_json(view.carbon if view is not None else None, now),
     }
 
 
-def series_json(region: str, kind: str, series: SlotSeries) -> dict[str, Any]:
-    """A signal as the planner sees it; null where it is unknown."""
+def slots_json(series: SlotSeries) -> dict[str, Any]:
+    """A signal on the planner's slots; null where it is unknown, or where nothing is said of its quantiles."""
+    nowhere = [None] * len(series.values)
     return {
-        "region": region,
-        "kind": kind,
-        "unit": series.unit,
-        "source": series.source,
         "start": time_of(series.start),
         "slot_s": series.slot_s,
         "values": list(series.values),
         "basis": list(series.basis),
+        "low": list(series.low) or nowhere,
+        "high": list(series.high) or nowhere,
+        "reason": series.reason,
     }
 
 

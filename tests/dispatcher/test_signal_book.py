@@ -1,0 +1,381 @@
+"""The signal book: which feeds are asked when, which source wins and why, and that one slow feed holds up nobody."""
+
+import random
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from dispatcher.config import Config
+from dispatcher.forecasts import Series
+from dispatcher.signal_book import HELD, ChainStatus, SignalBook, SourceStatus
+from signals.feeds.base import FeedError
+from signals.ingest import FetchResult
+from signals.points import UNITS, Kind, Quality, SignalPoint
+from signals.series import SlotForecast
+from signals.store import MemorySignalStore
+
+T0 = datetime(2026, 3, 10, 12, tzinfo=UTC)
+HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
+CHARTS = {"feed": "energy_charts", "bzn": "DE-LU"}
+MADE_UP = {"feed": "synthetic"}
+
+
+def config(price: list[dict[str, Any]] | None = None, carbon: list[dict[str, Any]] | None = None, regions: int = 1) -> Config:
+    tables = [
+        {"name": f"r{n}", "address": f"http://r{n}", "price": price or [], "carbon": carbon or []} for n in range(regions)
+    ]
+    return Config.model_validate({"region": tables})
+
+
+class Feeds:
+    """Answers that a test sets for each source; remembers who was asked when."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, datetime]] = []
+        self.answers: dict[str, Callable[[datetime], dict[str, Any]]] = {}
+        self.hold: dict[str, threading.Event] = {}
+
+    def __call__(self, feed: str, options: dict[str, Any], *, region: str, kind: Kind, now: datetime, **_: Any) -> FetchResult:
+        source = str(options.get("source", feed))
+        self.asked.append((source, now))
+        if source in self.hold:
+            assert self.hold[source].wait(20)
+        given = self.answers[source](now)
+        points = tuple(
+            SignalPoint(region, kind, UNITS.get(kind, "EUR/MWh"), a, b, None, now, value, Quality.MEASURED, source)
+            for a, b, value in given.pop("values", ())
+        )
+        return FetchResult(feed, source, region, kind, now, points, **given)
+
+    def names(self) -> list[str]:
+        return [name for name, _ in self.asked]
+
+
+def hours(first: datetime, *values: float) -> dict[str, Any]:
+    return {"values": [(first + n * HOUR, first + (n + 1) * HOUR, value) for n, value in enumerate(values)]}
+
+
+def day_of(level: float, until: datetime | None = None) -> Callable[[datetime], dict[str, Any]]:
+    """Hours of the last days and the next one, all different, up to ``until``."""
+
+    def answer(now: datetime) -> dict[str, Any]:
+        first = T0 - timedelta(days=3)
+        count = int(((until or T0 + timedelta(days=4)) - first) / HOUR)
+        return hours(first, *[level + (n * 37 % 101) / 10 for n in range(count)])
+
+    return answer
+
+
+def failing(kind: str = "access", message: str = "down", **changes: Any) -> Callable[[datetime], dict[str, Any]]:
+    return lambda now: {"error": FeedError(kind, message)} | changes
+
+
+@pytest.fixture
+def feeds() -> Feeds:
+    feeds = Feeds()
+    feeds.answers = {"energy_charts": day_of(60.0), "synthetic": day_of(200.0)}
+    return feeds
+
+
+def chain(book: SignalBook, now: datetime) -> ChainStatus:
+    (one,) = book.status(now)
+    return one
+
+
+def states(book: SignalBook, now: datetime) -> list[tuple[str, str, bool]]:
+    return [(s.source, s.state, s.chosen) for s in chain(book, now).sources]
+
+
+def test_later_sources_are_asked_only_when_needed(feeds: Feeds) -> None:
+    book = SignalBook(config([CHARTS, MADE_UP]), MemorySignalStore(), ask=feeds)
+    assert book.refresh(T0) and feeds.names() == ["energy_charts"]
+    assert states(book, T0) == [("energy_charts", "fresh", True), ("synthetic", "waiting", False)]
+    one = chain(book, T0)
+    assert (one.region, one.what, one.kind) == ("r0", "price", "price")
+    assert one.why == "energy_charts: the first source, is fresh" and one.sources[1].why == "is not needed"
+    # it stops working, but what it said yesterday covers today
+    feeds.answers["energy_charts"] = failing()
+    book.refresh(T0 + 2 * HOUR)
+    assert set(feeds.names()) == {"energy_charts"}
+    assert chain(book, T0 + 2 * HOUR).sources[0].error == "down"
+    # at its end the next one is asked, and the first again from time to time
+    late = T0 + timedelta(days=4)
+    book.refresh(late)
+    assert feeds.names()[-2:] == ["energy_charts", "synthetic"]
+    assert [state for _, state, _ in states(book, late)] == ["stale", "stale"]
+    feeds.answers["synthetic"] = lambda now: hours(now, *[7.0 + n for n in range(48)])
+    later = late + 2 * HOUR
+    book.refresh(later)
+    assert states(book, later) == [("energy_charts", "stale", False), ("synthetic", "fresh", True)]
+    assert chain(book, later).why == "energy_charts: down; synthetic: is fresh"
+    # and back when it works again
+    feeds.answers["energy_charts"] = lambda now: hours(now - HOUR, *[5.0 + n for n in range(30)])
+    book.refresh(later + 2 * HOUR)
+    assert states(book, later + 2 * HOUR)[0] == ("energy_charts", "fresh", True)
+
+
+def test_a_suspect_source_loses_and_serves_with_a_word_when_alone(feeds: Feeds) -> None:
+    feeds.answers["energy_charts"] = lambda now: hours(T0 - 2 * HOUR, 50.0, 60.0, 90000.0, 55.0)
+    both = SignalBook(config([CHARTS, MADE_UP]), MemorySignalStore(), ask=feeds)
+    both.refresh(T0)
+    assert states(both, T0) == [("energy_charts", "suspect", False), ("synthetic", "fresh", True)]
+    assert "impossible" in chain(both, T0).why
+    alone = SignalBook(config([CHARTS]), MemorySignalStore(), ask=feeds)
+    alone.refresh(T0)
+    series, (source,) = alone.series("r0", "price"), chain(alone, T0).sources
+    assert series is not None and series.at(T0) == 90000.0
+    assert (source.state, source.chosen) == ("suspect", True)
+    assert source.why.startswith("is suspect, and nothing better is there (impossible: 1 values")
+    # an hour later a plausible value is in force: the doubted one is not planned with
+    alone.refresh(T0 + HOUR)
+    series = alone.series("r0", "price")
+    assert states(alone, T0 + HOUR)[0][1] == "fresh" and series is not None
+    assert 90000.0 not in series.values
+    # what was doubted stays so when it is said again
+    points = alone._signals.read("r0", Kind.PRICE, T0, T0 + HOUR, T0 + HOUR)
+    assert [p.quality for p in points] == [Quality.SUSPECT]
+
+
+def test_a_feed_without_its_secret_is_left_out_and_blocks_nobody(feeds: Feeds) -> None:
+    feeds.answers["energy_charts"] = failing(message="energy_charts: no token: set X", disabled=True)
+    book = SignalBook(config([CHARTS, MADE_UP]), MemorySignalStore(), ask=feeds)
+    book.refresh(T0)
+    assert states(book, T0) == [("energy_charts", "disabled", False), ("synthetic", "fresh", True)]
+    assert chain(book, T0).why == "energy_charts: energy_charts: no token: set X; synthetic: is fresh"
+    book.refresh(T0 + 10 * MINUTE)
+    assert feeds.names().count("energy_charts") == 1
+
+
+def test_how_old_the_last_value_may_be(feeds: Feeds) -> None:
+    carbon = {"feed": "gb_carbon"}
+    feeds.answers["gb_carbon"] = lambda now: hours(T0 - HOUR, 250.0)
+    book = SignalBook(config([CHARTS], [carbon]), MemorySignalStore(), ask=feeds)
+    feeds.answers["energy_charts"] = lambda now: hours(T0 - HOUR, 60.0)
+    book.refresh(T0 - MINUTE)
+    for after, held in ((0.0, True), (2.75, True), (3.0, False)):
+        now = T0 + after * HOUR
+        book.refresh(now)
+        series = book.series("r0", "carbon")
+        assert (series is not None and series.at(now) == 250.0) is held, after
+        if held:
+            assert series is not None and series.basis[0] == HELD
+            assert series.values[12] is None  # three hours and no more
+        price = book.series("r0", "price")
+        assert price is None or price.at(now) is None  # a price must cover the present
+    (source,) = next(one for one in book.status(now) if one.what == "carbon").sources
+    assert (source.state, source.known_until, source.quality) == ("stale", T0, "measured")
+    assert {region for _, region, _ in book.alarms(now)} == {"r0"}
+    strict = SignalBook(config(None, [carbon | {"max_age": "10m"}]), MemorySignalStore(), ask=feeds)
+    strict.refresh(T0 + 11 * MINUTE)
+    series = strict.series("r0", "carbon")
+    assert series is None or series.at(T0 + 11 * MINUTE) is None
+
+
+def asking_times(feeds: Feeds, book: SignalBook, minutes: int) -> list[float]:
+    feeds.asked.clear()
+    for n in range(minutes):
+        book.refresh(T0 + n * MINUTE)
+    return [(at - T0) / MINUTE for _, at in feeds.asked]
+
+
+def test_nothing_new_is_asked_for_less_and_less_often(feeds: Feeds) -> None:
+    carbon = [{"feed": "gb_carbon"}]  # every 15 minutes
+    feeds.answers["gb_carbon"] = day_of(200.0)
+    book = SignalBook(config(None, carbon), MemorySignalStore(), ask=feeds)
+    assert asking_times(feeds, book, 300) == [0, 15, 30, 60, 120, 180, 240]
+    failing_book = SignalBook(config(None, carbon), MemorySignalStore(), ask=feeds)
+    feeds.answers["gb_carbon"] = failing()
+    assert asking_times(feeds, failing_book, 300) == [0, 30, 90, 150, 210, 270]
+    told_to_wait = SignalBook(config(None, carbon), MemorySignalStore(), ask=feeds)
+    feeds.answers["gb_carbon"] = failing(wait_s=7200.0)
+    assert asking_times(feeds, told_to_wait, 300) == [0, 120, 240]
+    new = SignalBook(config(None, carbon), MemorySignalStore(), ask=feeds)
+    feeds.answers["gb_carbon"] = lambda now: hours(now, 1.0 + now.minute)
+    assert asking_times(feeds, new, 61) == [0, 15, 30, 45, 60]
+    jittered = SignalBook(config(None, carbon), MemorySignalStore(), ask=feeds, rng=random.Random(3))
+    times = asking_times(feeds, jittered, 500)
+    waits = [b - a for a, b in pairwise(times)]
+    assert all(15 <= wait <= 18 for wait in waits) and len(set(waits)) > 1
+
+
+def test_what_could_not_be_kept_is_fetched_again(feeds: Feeds, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemorySignalStore()
+    book = SignalBook(config([CHARTS]), store, ask=feeds)
+    forgotten: list[str] = []
+    monkeypatch.setattr(book.manners, "forget", forgotten.append)
+    with monkeypatch.context() as broken:
+        broken.setattr(store, "append", lambda points: (_ for _ in ()).throw(OSError("disk full")))
+        with pytest.raises(OSError, match="disk full"):
+            book.refresh(T0)
+    assert forgotten == ["energy_charts|energy_charts|r0|price"]
+    book.refresh(T0 + MINUTE)
+    assert feeds.names() == ["energy_charts"] * 2 and book.series("r0", "price") is not None
+
+
+def test_the_same_feed_twice_is_two_sources(feeds: Feeds) -> None:
+    feeds.answers |= {"energy_charts": failing(), "energy_charts-2": day_of(5.0)}
+    book = SignalBook(config([CHARTS, CHARTS | {"bzn": "AT"}]), MemorySignalStore(), ask=feeds)
+    book.refresh(T0)
+    assert states(book, T0) == [("energy_charts", "failed", False), ("energy_charts-2", "fresh", True)]
+    series = book.series("r0", "price")
+    assert series is not None and series.source == "energy_charts-2"
+
+
+def test_status_ages_between_refreshes(feeds: Feeds) -> None:
+    book = SignalBook(config([CHARTS]), MemorySignalStore(), ask=feeds)
+    assert book.status(T0) == []
+    book.refresh(T0)
+    (source,) = chain(book, T0 + 10 * MINUTE).sources
+    assert isinstance(source, SourceStatus)
+    assert (source.age_s, source.due_at, source.quality) == (600.0, T0 + 30 * MINUTE, "measured")
+    assert source.known_until == T0 + timedelta(days=4)
+
+
+def test_a_source_that_changes_its_currency_is_not_planned_with(feeds: Feeds) -> None:
+    store = MemorySignalStore()
+    book = SignalBook(config([CHARTS, MADE_UP]), store, ask=feeds)
+    book.refresh(T0)
+    store.append([SignalPoint("r0", Kind.PRICE, "CZK/MWh", T0, T0 + HOUR, None, T0, 1500.0, Quality.MEASURED, "energy_charts")])
+    for later in (T0 + HOUR, T0 + 2 * HOUR):
+        book.refresh(later)
+    series = book.series("r0", "price")
+    assert series is None or series.unit == "EUR/MWh"
+    assert "unit" in str(chain(book, T0 + 2 * HOUR).sources[0].error)
+
+
+def test_without_threads_two_runs_are_the_same(feeds: Feeds) -> None:
+    def run() -> list[Any]:
+        feeds.asked.clear()
+        book = SignalBook(config([CHARTS, MADE_UP], [{"feed": "gb_carbon"}], regions=3), MemorySignalStore(), ask=feeds)
+        seen = [(book.refresh(T0 + n * 15 * MINUTE), book.status(T0)) for n in range(20)]
+        return [seen, list(feeds.asked), threading.active_count()]
+
+    feeds.answers["gb_carbon"] = failing()
+    assert run() == run()
+
+
+# --- with threads ---------------------------------------------------------------------------------------------------
+
+
+def test_one_slow_feed_delays_nobody_and_is_laid_when_it_comes(feeds: Feeds) -> None:
+    slow = {"feed": "energy_charts", "bzn": "AT", "source": "slow"}
+    feeds.answers |= {"slow": day_of(10.0), "gb_carbon": day_of(200.0)}
+    feeds.hold["slow"] = threading.Event()
+    arrived = threading.Event()
+    book = SignalBook(
+        config([slow, MADE_UP], [{"feed": "gb_carbon"}]), MemorySignalStore(), parallel=4, patience_s=0.1, ask=feeds
+    )
+    book.arrived = arrived.set
+    try:
+        assert book.refresh(T0) and book.ready
+        price, carbon = book.status(T0)
+        assert [(s.source, s.state, s.chosen) for s in price.sources] == [
+            ("slow", "waiting", False),
+            ("synthetic", "fresh", True),
+        ]
+        assert price.why == "slow: has not answered yet; synthetic: is fresh"
+        assert carbon.sources[0].state == "fresh"
+        # nobody waits for it again, and it is not asked twice
+        assert not book.refresh(T0 + MINUTE)
+        assert feeds.names().count("slow") == 1 and not arrived.is_set()
+        feeds.hold["slow"].set()
+        assert arrived.wait(20)
+        assert book.refresh(T0 + 2 * MINUTE)
+        series = book.series("r0", "price")
+        assert series is not None and series.source == "slow"
+    finally:
+        feeds.hold["slow"].set()
+        book.close()
+
+
+def test_feeds_are_asked_side_by_side(feeds: Feeds) -> None:
+    together = threading.Barrier(3, timeout=20)
+
+    def answer(now: datetime) -> dict[str, Any]:
+        together.wait()  # breaks unless three are asked at the same time
+        return day_of(60.0)(now)
+
+    feeds.answers["energy_charts"] = answer
+    book = SignalBook(config([CHARTS], regions=3), MemorySignalStore(), parallel=3, patience_s=20.0, ask=feeds)
+    try:
+        book.refresh(T0)
+        assert [chain.sources[0].state for chain in book.status(T0)] == ["fresh"] * 3
+    finally:
+        book.close()
+
+
+# --- what is planned with beyond the feeds ----------------------------------------------------------------------------
+
+
+def test_feeds_that_all_fail_are_an_alarm_while_their_last_values_still_serve(feeds: Feeds) -> None:
+    book = SignalBook(config([CHARTS]), MemorySignalStore(), ask=feeds)
+    book.refresh(T0)
+    assert book.alarms(T0) == []
+    feeds.answers["energy_charts"] = failing(message="the file is gone")
+    for n in range(1, 40):
+        book.refresh(T0 + n * 30 * MINUTE)
+    now = T0 + 20 * HOUR
+    series = book.series("r0", "price")
+    assert series is not None and series.at(now) is not None
+    [(key, region, sentence)] = book.alarms(now)
+    assert (key, region) == ("signal r0 price", "r0")
+    assert "no feed for the price of r0 works; what they said before serves until 2026-03-13 08:00Z" in sentence
+    assert "the file is gone" in sentence
+
+
+def test_a_forecast_fills_what_is_not_published(feeds: Feeds) -> None:
+    feeds.answers["energy_charts"] = day_of(60.0, until=T0 + 2 * HOUR)
+    asked: list[Series] = []
+
+    def forecast_of(series: Series) -> SlotForecast:
+        asked.append(series)
+        return SlotForecast(T0 + 2 * HOUR, 900, (5.0,) * 96, (4.0,) * 96, (7.0,) * 96, "model", "model of 60 days")
+
+    book = SignalBook(config([CHARTS]), MemorySignalStore(), ask=feeds, forecast_of=forecast_of)
+    book.refresh(T0)
+    series = book.series("r0", "price")
+    assert series is not None and series.basis[:9] == ("published",) * 8 + ("model",)
+    assert series.at(T0 + 3 * HOUR) == 5.0 and (series.low[8], series.high[8]) == (4.0, 7.0)
+    assert series.basis[8 + 96] == "repeat-day"
+    assert asked[0] == Series("r0", "price", Kind.PRICE, "energy_charts", "UTC") and book.learnable() == [asked[0]]
+
+
+def test_a_tariff_makes_the_price_that_is_planned_and_settled_with(feeds: Feeds) -> None:
+    tariff = {
+        "type": "indexed",
+        "currency": "EUR",
+        "timezone": "Europe/Berlin",
+        "factor": 1.0,
+        "adder_per_mwh": 10.0,
+        "vat": 0.5,
+    }
+    made = Config.model_validate({"region": [{"name": "r0", "address": "http://r0", "price": [CHARTS], "tariff": tariff}]})
+    store = MemorySignalStore()
+    book, plain = SignalBook(made, store, ask=feeds), SignalBook(config([CHARTS]), MemorySignalStore(), ask=feeds)
+    for one in (book, plain):
+        one.refresh(T0)
+    retail, wholesale = book.series("r0", "price"), plain.series("r0", "price")
+    assert retail is not None and wholesale is not None
+    now = T0 + HOUR
+    assert retail.at(now) == pytest.approx((wholesale.at(now) + 10.0) * 1.5)
+    assert book.learnable() == [Series("r0", "price", Kind.PRICE, "energy_charts", "Europe/Berlin")]
+    later = T0 + 3 * HOUR
+    usage = [one.usage(c.regions[0], 1000.0, T0, T0 + HOUR, later) for one, c in ((book, made), (plain, config([CHARTS])))]
+    assert usage[0].cost is not None and usage[1].cost is not None
+    kwh = usage[0].energy_kwh
+    assert usage[0].cost == pytest.approx((usage[1].cost + kwh * 10.0 / 1000.0) * 1.5)
+
+
+def test_a_fixed_tariff_needs_no_feed() -> None:
+    tariff = {"type": "fixed", "currency": "EUR", "timezone": "UTC", "energy_per_mwh": 200.0}
+    made = Config.model_validate({"region": [{"name": "r0", "address": "http://r0", "tariff": tariff}]})
+    book = SignalBook(made, MemorySignalStore(), ask=Feeds())
+    book.refresh(T0)
+    series = book.series("r0", "price")
+    assert series is not None and series.at(T0) == 200.0 and series.source.startswith("tariff:")
+    assert book.usage(made.regions[0], 1000.0, T0, T0 + HOUR, T0 + HOUR).cost == pytest.approx(1.2 * 0.2)
+    assert book.alarms(T0) == [] and book.learnable() == []
