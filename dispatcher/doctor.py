@@ -25,6 +25,7 @@ import requests
 from dispatcher.clock import SystemClock
 from dispatcher.config import Config, RegionConfig, load
 from dispatcher.errors import ConfigError, GridshiftError
+from signals.manners import Manners
 
 Level = Literal["ok", "warn", "fail"]
 
@@ -248,16 +249,20 @@ def _skew(what: str, date: str | None, before: datetime, after: datetime) -> Ite
             yield Finding("fail" if off > SKEW_FAIL_S else "warn", what, says, "let both machines take their time from NTP")
 
 
-def check_feeds(config: Config, region: RegionConfig, now: datetime) -> Iterator[Finding]:
-    """Each feed of a region, asked once: whether it answers and knows the present."""
+def check_feeds(config: Config, region: RegionConfig, now: datetime, manners: Manners | None = None) -> Iterator[Finding]:
+    """Each feed of a region, asked once: whether it answers and knows the present. Other regions share the ``manners``."""
     from signals.ingest import Limits, fetch
     from signals.points import Kind
 
     if config.replay is not None:
         now = config.replay.start
     limits = Limits(connect_s=3.0, read_s=5.0, total_s=8.0, tries=1)
+    manners = manners or Manners()
     for key, chain in (("price", region.price), ("carbon", region.carbon)):
         what, usable = f"feed {region.name} {key}", False
+        if key == "price" and region.tariff is not None and not region.tariff.tariff(region.name).needs_wholesale:
+            yield Finding("ok", what, f"{region.tariff.type} tariff; no feed is needed")
+            continue
         if not chain:
             says = f"none is configured, so planning does not know the {key} of {region.name}"
             yield Finding("warn", what, says, f"add a [[region.{key}]]")
@@ -274,7 +279,11 @@ def check_feeds(config: Config, region: RegionConfig, now: datetime) -> Iterator
                 window_start=now - timedelta(hours=2),
                 window_end=now + timedelta(hours=24),
                 limits=limits,
+                manners=manners,
             )
+            for warning in result.warnings:
+                if "clock" in warning:
+                    yield Finding("warn", what, f"{name}: {warning}", "let this machine take its time from NTP")
             until = result.known_until()
             if result.points and key == "price":
                 try:
@@ -286,7 +295,8 @@ def check_feeds(config: Config, region: RegionConfig, now: datetime) -> Iterator
                 usable = True
                 yield Finding("ok", what, f"{name}: known until {until:%Y-%m-%d %H:%M}Z")
             elif result.error is not None:
-                yield Finding("warn", what, f"{name}: {result.error.message}", _feed_remedy(result.error.kind))
+                remedy = "set the key, or take the feed out" if result.disabled else _feed_remedy(result.error.kind)
+                yield Finding("warn", what, f"{name}: {result.error.message}", remedy)
             else:
                 last = f"its last ends {until:%Y-%m-%d %H:%M}Z" if until else "it has none at all"
                 yield Finding("warn", what, f"{name}: no value for {now:%Y-%m-%d %H:%M}Z; {last}", _feed_remedy("no_data"))
@@ -347,9 +357,10 @@ def examine(config: Config) -> list[Finding]:
         lambda: check_database(config),
         lambda: check_port(config),
     ]
+    manners = Manners()
     for region in config.regions:
         checks.append(lambda region=region: check_region(config, region, clock.now))  # type: ignore[misc]
-        checks.append(lambda region=region: check_feeds(config, region, now))  # type: ignore[misc]
+        checks.append(lambda region=region: check_feeds(config, region, now, manners))  # type: ignore[misc]
     checks.append(check_gpus)
     with ThreadPoolExecutor(max_workers=16) as pool:
         return [finding for findings in pool.map(lambda check: list(check()), checks) for finding in findings]

@@ -16,6 +16,7 @@ import requests
 
 from signals.feeds.base import NO_DATA, FeedError
 from signals.ingest import FetchResult, fetch
+from signals.manners import Manners
 from signals.points import Kind, Quality, SignalError, require_utc
 from signals.store import Signals
 
@@ -106,9 +107,20 @@ def backfill(
     missing = [span for span in plan if again or not _is_there(store, region, kind, source, *span, as_of=now())]
     stored, in_a_row, fetched = 0, 0, 0
     errors: list[FeedError] = []
+    manners = Manners()  # one for all windows: they go to one provider
     for number, (left, right) in enumerate(missing, start=1):
         at = now()
-        found = ask(feed, options, region=region, kind=kind, now=at, window_start=left, window_end=right, session=session)
+        found = ask(
+            feed,
+            options,
+            region=region,
+            kind=kind,
+            now=at,
+            window_start=left,
+            window_end=right,
+            session=session,
+            manners=manners,
+        )
         # A source may send more than was asked for: that belongs to other windows.
         points = [point for point in found.points if point.start < right and point.end > left]
         new = store.append(points)
