@@ -400,7 +400,8 @@ def _explain(error: ValidationError) -> Iterator[Problem]:
         if kind == "extra_forbidden":
             yield location, f"no such key; {_closest(str(location[-1]), _known_keys(location[:-1]))}"
         elif kind == "missing":
-            yield location, "missing; every " + (dotted(location[:1]) if location else "entry") + " needs it"
+            owner = "every " + dotted(location[:1]) if len(location) <= 3 else f"a {location[-2]}"
+            yield location, f"missing; {owner} needs it"
         else:
             message = item["msg"].removeprefix("Value error, ").replace("Input should be ", "must be ")
             message = message.replace("Input should have timezone info", "must have an offset, such as 2023-05-01T00:00Z")

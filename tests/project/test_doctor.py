@@ -239,10 +239,20 @@ def test_feeds(tmp_path: Path) -> None:
     (tmp_path / "old.csv").write_text("datetime,price EUR/MWh\n2020-01-01T00:00:00Z,50\n2020-01-01T01:00:00Z,60\n")
     found = feeds('[[region.price]]\nfeed = "csv"\nfile = "old.csv"\ncurrency = "EUR"\n[[region.carbon]]\nfeed = "synthetic"\n')
     assert [level for level, _, _ in found] == ["warn", "fail", "ok"]
-    with http(Answer(status=500)) as port:
+    with http(Answer(status=500, date=datetime.now(UTC))) as port:
         made = f'[[region.carbon]]\nfeed = "gb_carbon"\nbase_url = "http://127.0.0.1:{port}"\n'
         found = feeds(made + '[[region.carbon]]\nfeed = "synthetic"\n')
     assert [level for level, _, _ in found] == ["warn", "warn", "ok"]
+    with http(Answer(body={"data": []}, date=datetime.now(UTC) - timedelta(hours=2))) as port:
+        found = feeds(f'[[region.carbon]]\nfeed = "gb_carbon"\nbase_url = "http://127.0.0.1:{port}"\n')
+    assert "our clock is 2 h ahead of 127.0.0.1" in str(found)
+
+
+def test_feeds_that_are_not_needed_or_lack_their_key() -> None:
+    made = '[region.tariff]\ntype = "fixed"\ncurrency = "EUR"\ntimezone = "UTC"\nenergy_per_mwh = 100.0\n'
+    found = feeds(made + '[[region.carbon]]\nfeed = "entsoe"\nzone = "FR"\ntoken_env = "NO_SUCH_VARIABLE"\n')
+    assert found[0][:2] == ("ok", "fixed tariff; no feed is needed")
+    assert found[1][0] == "warn" and "NO_SUCH_VARIABLE" in found[1][1] and found[1][2] == "set the key, or take the feed out"
 
 
 def test_the_whole_in_words_and_as_json(capsys: pytest.CaptureFixture[str]) -> None:
