@@ -5,7 +5,7 @@ averaged, the one it skips is unknown and then filled like any gap.
 """
 
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import cached_property
 from zoneinfo import ZoneInfo
 
@@ -117,8 +117,3 @@ def filled(values: Floats) -> Floats:
             far = right - left > HOLD_HOURS and index >= 24
             out[index] = out[index - 24] if far else out[index - 1]
     return out
-
-
-def as_utc(when: datetime) -> datetime:
-    """The same moment, in UTC."""
-    return when.astimezone(UTC)

@@ -1,8 +1,8 @@
 """A forecast of one series with its 10, 50 and 90 % quantiles: fitted on the past, checked on the recent past, laid on slots.
 
-Per hour of the day and day ahead, ridge regressions on a variance-stabilised scale, shrunk towards three simple forecasts and
-averaged by how well each did lately. The bands are the errors that the same method made over the last eight weeks, each week
-with coefficients that knew nothing of it.
+Per hour of the day and day ahead, ridge regressions on a variance-stabilised scale, each shrunk towards one of four simple
+forecasts, averaged by how well each did lately. The bands are the errors that the same method made over the last eight weeks,
+each week with coefficients that knew nothing of it. It knows nothing of feeds or of what is being forecast.
 
 Form and constants (regressors, PENALTY, SLOW_DAYS, HALF_LIVES_DAYS, SHARPNESS, TAIL) were chosen on the earliest part of open
 data: hourly carbon intensity of six US balancing areas, January to June 2022, and the first year of four day-ahead markets.
@@ -38,6 +38,8 @@ SHARPNESS = 30.0
 TAIL = 0.09
 #: Hours on each side whose errors are pooled with an hour's own.
 NEIGHBOURS = 2
+#: How far a companion may lag behind the series and still be used.
+LATE_HOURS = 24
 #: Days over which the pattern of quarters within an hour is averaged.
 SHAPE_DAYS = 28
 
@@ -127,7 +129,8 @@ def fit(
     if np.isfinite(hourly).sum() < 24 * LEAST_DAYS:
         hours = int(np.isfinite(hourly).sum())
         return replace(empty, reason=f"unknown: {hours} hours of history, {24 * LEAST_DAYS} needed")
-    count = min(len(hourly) // 24, HISTORY_DAYS)
+    begun = int(np.argmax(np.isfinite(hourly)))
+    count = min((len(hourly) - begun) // 24, HISTORY_DAYS)
     kept = hourly[len(hourly) - 24 * count :]
     transform = transform_of(kept[np.isfinite(kept)], positive)
     blocks = transform.forward(filled(kept)).reshape(-1, 24)
@@ -136,7 +139,7 @@ def fit(
     share = float(seen.mean())
     if count >= MODEL_DAYS and share >= 0.5:
         outside = [_aligned(series, tz, last - 24 * count, count + days) for series in exogenous_series]
-        beside = [_aligned(series.before(origin), tz, last - 24 * count, count) for series in companions]
+        beside = [_aligned(series.before(origin), tz, last - 24 * count, count, LATE_HOURS) for series in companions]
         half_lives_days = HALF_LIVES_DAYS["carbon" if positive else "price"]
         point, errors = _regress(blocks, seen, last - 24 * count, days, outside, beside, half_lives_days)
         basis, reason = "model", f"model of {count} days of history"
@@ -242,14 +245,18 @@ def _trimmed(history: History) -> History:
     return history if trailing_s <= HOLD_HOURS * HOUR_S else History(history.start, history.step_s, history.values[:end])
 
 
-def _aligned(series: History, zone: ZoneInfo, first_wall_hour: int, days: int) -> Floats:
-    """An outside series (days, 24) on the blocks of the history and beyond it; unknown where it has nothing."""
+def _aligned(series: History, zone: ZoneInfo, first_wall_hour: int, days: int, late_hours: int = 0) -> Floats:
+    """An outside series (days, 24) on the blocks of the history and beyond it; unknown after its end.
+
+    Up to ``late_hours`` after its end are filled like a gap, as some feeds lag behind others.
+    """
     first, hourly = on_wall_clock(series, zone)
     out = np.full(24 * days, np.nan)
     begin, end = max(first, first_wall_hour), min(first + len(hourly), first_wall_hour + 24 * days)
     if end > begin:
         out[begin - first_wall_hour : end - first_wall_hour] = hourly[begin - first : end - first]
     reach = int(np.flatnonzero(np.isfinite(out))[-1]) + 1 if np.isfinite(out).any() else 0
+    reach = min(reach + late_hours, len(out)) if reach else 0
     out[:reach] = filled(out[:reach])  # gaps inside are filled; what lies beyond its end stays unknown
     spread = float(np.nanstd(out)) if reach else 0.0
     result: Floats = (out / (spread if spread > 1e-9 else 1.0)).reshape(-1, 24)

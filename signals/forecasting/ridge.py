@@ -12,6 +12,8 @@ from signals.forecasting.grid import Floats
 #: Penalty by days ahead, as a share of each regressor's own sum of squares: the further ahead, the less the past can teach.
 PENALTY = (0.3, 1.0, 3.0, 3.0, 3.0, 3.0, 3.0)
 EXPERTS = 4
+#: How far outside of its past range a regressor may be, as a share of that range.
+ODDER = 0.5
 
 
 def priors(features: int, horizon: int) -> Floats:
@@ -50,6 +52,10 @@ def experts(design: Design, targets: Floats, weights: Floats, horizon: int, cuto
     penalised = every.copy()
     # the small constant keeps a regressor that never moved (a constant series) from making it singular
     np.einsum("chff->chf", penalised)[...] += PENALTY[horizon - 1] * diagonal + 1e-6
+    # the forecast's own row may be odder than any before it; how much odder is bounded, as nothing was learned there
+    lowest, highest = rows[first_row:-1].min(axis=0), rows[first_row:-1].max(axis=0)
+    room = ODDER * (highest - lowest)
+    rows = np.concatenate([rows[:-1], np.clip(rows[-1:], lowest - room, highest + room)])
     coefficients = prior + np.linalg.solve(penalised, right - every @ prior)
     ends = [*cutoffs[1:], len(rows)]
     return [

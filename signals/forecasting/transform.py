@@ -11,6 +11,8 @@ from signals.forecasting.grid import Floats
 
 #: How far beyond what was ever seen a forecast may go, in units of the transformed series (about one standard deviation).
 BEYOND = 1.0
+#: Further than this from the middle no value counts; asinh(200) is 6.
+LIMIT = 6.0
 
 
 @dataclass(frozen=True)
@@ -24,11 +26,9 @@ class Transform:
     highest: float
 
     def forward(self, values: Floats) -> Floats:
-        """Values to z."""
-        out: Floats = (
-            (np.log(values) - self.centre) / self.scale if self.log else np.arcsinh((values - self.centre) / self.scale)
-        )
-        return out
+        """Values to z, at most LIMIT from the middle: a value beyond that is a fault or a spike nobody can learn from."""
+        shifted = (np.log(values) - self.centre) / self.scale if self.log else np.arcsinh((values - self.centre) / self.scale)
+        return np.asarray(np.clip(shifted, -LIMIT, LIMIT))
 
     def back(self, z: Floats) -> Floats:
         """Z to values, at most BEYOND outside of what was seen."""

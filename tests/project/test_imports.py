@@ -31,7 +31,15 @@ WALL_CLOCK = {
     ("time", "time_ns"),
 }
 #: Parts that get ``now`` as an argument and read no clock of any kind.
-PURE = ("policies/", "signals/points.py", "signals/series.py", "signals/gaps.py", "signals/forecast.py", "signals/feeds/")
+PURE = (
+    "policies/",
+    "signals/points.py",
+    "signals/series.py",
+    "signals/gaps.py",
+    "signals/forecast.py",
+    "signals/feeds/",
+    "signals/forecasting/",
+)
 
 
 def sources(*packages: str) -> list[Path]:
