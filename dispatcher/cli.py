@@ -6,26 +6,35 @@ click is imported inside the commands, so that the command starts at once.
 
 from __future__ import annotations
 
-import functools
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
+
+from dispatcher.cli_common import (
+    FAILURE,
+    INTERRUPTED,
+    Commands,
+    config_option,
+    group,
+    json_option,
+    load_config,
+    open_store,
+    over_http,
+    pairs,
+    print_json,
+    show,
+)
+from dispatcher.cli_signals import signals
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from dispatcher.client import Client, Job
-    from dispatcher.config import Config
-    from dispatcher.store import Store
-
-BAD_INPUT, FAILURE, INTERRUPTED = 2, 1, 130
-#: Statuses of the API that mean: what you gave is wrong.
-_INPUT_STATUSES = frozenset({None, 400, 413, 422})
 
 #: Metadata keys of a job's flexibility, each a flag of ``submit``, with its help.
 FLEXIBILITY = {
@@ -53,128 +62,13 @@ FLEXIBILITY = {
 }
 
 
-# --- how commands speak -------------------------------------------------------------------------------------------
-
-
-def _fail(error: Exception, code: int) -> NoReturn:
-    click.echo(f"gridshift: {error}", err=True)
-    raise click.exceptions.Exit(code)
-
-
-def _problems(error: Any, code: int) -> NoReturn:
-    """Show an error that lists problems: one line each, ``field: value: remedy``."""
-    from dispatcher.client import problem_line
-
-    lines = [problem_line(p) for p in error.problems]
-    for line in lines or [f"gridshift: {error.message}"]:
-        click.echo(line, err=True)
-    raise click.exceptions.Exit(code)
-
-
-class Commands(click.Group):
-    """A group that turns our errors into a line on stderr and an exit code, and may have a default command."""
-
-    default: str | None = None
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Put the default command in where none is named."""
-        if self.default and (not args or (args[0].startswith("-") and args[0] not in {"--help", "-h"})):
-            args = [self.default, *args]
-        return super().parse_args(ctx, args)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; our own errors end it."""
-        try:
-            return super().invoke(ctx)
-        except (click.ClickException, click.exceptions.Exit, click.Abort):
-            raise
-        except KeyboardInterrupt:
-            click.echo("interrupted", err=True)
-            raise click.exceptions.Exit(INTERRUPTED) from None
-        except Exception as error:
-            from dispatcher.client import ClientError, GridshiftApiError
-            from dispatcher.errors import BadInput, ConfigError, GridshiftError
-
-            if isinstance(error, GridshiftApiError):
-                _problems(error, BAD_INPUT if error.problems or error.status in _INPUT_STATUSES else FAILURE)
-            if isinstance(error, GridshiftError):
-                _fail(error, BAD_INPUT if isinstance(error, BadInput | ConfigError) else FAILURE)
-            if isinstance(error, ClientError | TimeoutError):
-                _fail(error, FAILURE)
-            raise
-
-
-def _group(parent: click.Group, name: str, help_text: str, default: str | None = None) -> Commands:
-    made = Commands(name=name, help=help_text + (f" (default: {default})" if default else ""))
-    made.default = default
-    parent.add_command(made)
-    return made
-
-
-Options = Callable[[Callable[..., Any]], Callable[..., Any]]
-json_option: Options = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-
-
-def config_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--config."""
-    return click.option(
-        "--config",
-        "config_path",
-        type=click.Path(path_type=Path),
-        help="The configuration file; default $GRIDSHIFT_CONFIG, else ./gridshift.toml, else the defaults.",
-    )(command)
-
-
-def over_http(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--address, --token and --json; the command gets a client and ``as_json``."""
-
-    @click.option("--address", envvar="GRIDSHIFT_ADDRESS", help="The control plane; default http://127.0.0.1:8700.")
-    @click.option("--token", envvar="GRIDSHIFT_TOKEN", help="API token; better given in $GRIDSHIFT_TOKEN.")
-    @json_option
-    @functools.wraps(command)
-    def with_client(*args: Any, address: str | None, token: str | None, **kwargs: Any) -> Any:
-        from dispatcher.client import Client
-
-        return command(Client(address, token), *args, **kwargs)
-
-    return with_client
-
-
-def _json(value: object) -> None:
-    click.echo(json.dumps(value, ensure_ascii=False))
-
-
-def _show(value: object, as_json: bool, view: Callable[[], RenderableType]) -> None:
-    """Print a value as JSON, or as people like it."""
-    if as_json:
-        _json(value)
-        return
-    from dispatcher.render import console
-
-    console().print(view())
-
-
-def _pairs(values: Sequence[str], flag: str) -> dict[str, str]:
-    """KEY=VALUE options as a dictionary."""
-    out = {}
-    for value in values:
-        key, equals, text = value.partition("=")
-        if not key or not equals:
-            raise click.BadParameter(f"{value!r} must be KEY=VALUE", param_hint=flag)
-        out[key] = text
-    return out
-
-
-def _config(path: Path | None) -> Config:
-    from dispatcher.config import load
-
-    return load(path)
-
-
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(package_name="gridshift", prog_name="gridshift")
 def main() -> None:
     """Dispatch batch GPU work on Ray clusters by the state of the grid."""
+
+
+main.add_command(signals)
 
 
 # --- jobs ---------------------------------------------------------------------------------------------------------
@@ -213,7 +107,7 @@ def submit(client: Client, command: tuple[str, ...], *, wait: bool, as_json: boo
     """
     flexibility = {name: options[name] for name in FLEXIBILITY}
     resources = {}
-    for name, amount in _pairs(options["resources"], "--resource").items():
+    for name, amount in pairs(options["resources"], "--resource").items():
         try:
             resources[name] = float(amount)
         except ValueError:
@@ -225,15 +119,15 @@ def submit(client: Client, command: tuple[str, ...], *, wait: bool, as_json: boo
         num_cpus=options["num_cpus"],
         memory=options["memory"],
         resources=resources or None,
-        label_selector=_pairs(options["labels"], "--label") or None,
+        label_selector=pairs(options["labels"], "--label") or None,
         working_dir=options["working_dir"],
         runtime_env=_runtime_env(options),
-        metadata=_pairs(options["metadata"], "--metadata") or None,
+        metadata=pairs(options["metadata"], "--metadata") or None,
         submission_id=options["submission_id"],
     )
     if not wait:
         if as_json:
-            _json(job.data)
+            print_json(job.data)
         else:
             click.echo(job.id)
             click.echo(f"{job.state}: {job.reason}", err=True)
@@ -242,7 +136,7 @@ def submit(client: Client, command: tuple[str, ...], *, wait: bool, as_json: boo
     job = _follow(client, job, sys.stderr if as_json else sys.stdout)
     click.echo(f"job {job.id}: {job.state}: {job.reason}", err=True)
     if as_json:
-        _json(job.data)
+        print_json(job.data)
     if job.state != "succeeded":
         raise click.exceptions.Exit(FAILURE)
 
@@ -257,7 +151,7 @@ def _runtime_env(options: dict[str, Any]) -> dict[str, Any] | None:
         if not isinstance(env, dict):
             raise click.BadParameter("must be a JSON object", param_hint="--runtime-env-json")
     if options["env_vars"]:
-        env["env_vars"] = {**(env.get("env_vars") or {}), **_pairs(options["env_vars"], "--env")}
+        env["env_vars"] = {**(env.get("env_vars") or {}), **pairs(options["env_vars"], "--env")}
     if options["excludes"]:
         env["excludes"] = [*(env.get("excludes") or []), *options["excludes"]]
     return env or None
@@ -295,7 +189,7 @@ def _follow(client: Client, job: Job, out: Any) -> Job:
         raise click.exceptions.Exit(INTERRUPTED) from None
 
 
-jobs = _group(main, "jobs", "Look at jobs and steer them.", default="list")
+jobs = group(main, "jobs", "Look at jobs and steer them.", default="list")
 
 
 @jobs.command("list")
@@ -313,7 +207,7 @@ def jobs_list(client: Client, state: str | None, team: str | None, limit: int, c
 
         return jobs_table(page["jobs"])
 
-    _show(page, as_json, view)
+    show(page, as_json, view)
     if page.get("next_cursor") and not as_json:
         click.echo(f"more: --cursor {page['next_cursor']}", err=True)
 
@@ -330,7 +224,7 @@ def jobs_show(client: Client, job_id: str, as_json: bool) -> None:
 
         return job_view(job)
 
-    _show(job, as_json, view)
+    show(job, as_json, view)
 
 
 def _steering(name: str, help_text: str) -> None:
@@ -345,7 +239,7 @@ def _steering(name: str, help_text: str) -> None:
             if not as_json:
                 click.echo(f"job {job.id}: {job.state}: {job.reason}")
         if as_json:
-            _json(done[0] if len(done) == 1 else done)
+            print_json(done[0] if len(done) == 1 else done)
 
 
 _steering("cancel", "Cancel jobs; running ones are stopped.")
@@ -364,7 +258,7 @@ def jobs_logs(client: Client, job_id: str, follow: bool, as_json: bool) -> None:
     if follow:
         _follow(client, client.get(job_id), sys.stdout)
     elif as_json:
-        _json({"id": job_id, "logs": client.logs(job_id)})
+        print_json({"id": job_id, "logs": client.logs(job_id)})
     else:
         sys.stdout.write(client.logs(job_id))
 
@@ -381,7 +275,7 @@ def jobs_events(client: Client, job_id: str, as_json: bool) -> None:
 
         return job_events_table(answer["events"])
 
-    _show(answer, as_json, view)
+    show(answer, as_json, view)
 
 
 def _quoted(part: str) -> str:
@@ -393,7 +287,7 @@ def _quoted(part: str) -> str:
 # --- plan, fleet, savings -----------------------------------------------------------------------------------------
 
 
-plan = _group(main, "plan", "What would run when and where.", default="show")
+plan = group(main, "plan", "What would run when and where.", default="show")
 
 
 @plan.command("show")
@@ -423,7 +317,7 @@ def plan_show(client: Client, carbon: bool, as_json: bool) -> None:
                         raise
         return gantt(made, known, signals, console().width)
 
-    _show(made, as_json, view)
+    show(made, as_json, view)
 
 
 @plan.command("explain")
@@ -438,7 +332,7 @@ def plan_explain(client: Client, job_id: str, as_json: bool) -> None:
 
         return explanation(told)
 
-    _show(told, as_json, view)
+    show(told, as_json, view)
 
 
 @main.command()
@@ -452,7 +346,7 @@ def fleet(client: Client, as_json: bool) -> None:
 
         return regions_table(answer["regions"])
 
-    _show(answer, as_json, view)
+    show(answer, as_json, view)
 
 
 @main.command()
@@ -466,229 +360,13 @@ def savings(client: Client, as_json: bool) -> None:
 
         return savings_view(answer)
 
-    _show(answer, as_json, view)
-
-
-# --- signals ------------------------------------------------------------------------------------------------------
-
-
-signals = _group(main, "signals", "Prices and carbon intensities.", default="list")
-
-
-@signals.command("list")
-@over_http
-def signals_list(client: Client, as_json: bool) -> None:
-    """List each region's signals and their values now."""
-    answer = client.get_json("/v1/regions")
-
-    def view() -> RenderableType:
-        from dispatcher.render import signals_table
-
-        return signals_table(answer["regions"])
-
-    _show(answer, as_json, view)
-
-
-@signals.command("show")
-@click.argument("region")
-@click.option("--kind", type=click.Choice(["price", "carbon"]), default="price", show_default=True)
-@over_http
-def signals_show(client: Client, region: str, kind: str, as_json: bool) -> None:
-    """Show a region's signal over time, as the planner sees it."""
-    answer = client.get_json("/v1/signals", {"region": region, "kind": kind})
-
-    def view() -> RenderableType:
-        from dispatcher.render import console, signal_view
-
-        return signal_view(answer, console().width)
-
-    _show(answer, as_json, view)
-
-
-def _feed_options(values: Sequence[str]) -> dict[str, Any]:
-    """--option values; those that read as JSON (numbers, lists) are taken so."""
-    out: dict[str, Any] = {}
-    for key, text in _pairs(values, "--option").items():
-        try:
-            out[key] = json.loads(text)
-        except ValueError:
-            out[key] = text
-    return out
-
-
-def _kinds(feed: Any, kind: str | None) -> list[Any]:
-    from signals.points import Kind
-
-    if kind is None:
-        return sorted(feed.kinds)
-    if kind not in list(Kind) or Kind(kind) not in feed.kinds:
-        raise click.BadParameter(f"{kind!r}; feed {feed.name} has {', '.join(sorted(feed.kinds))}", param_hint="--kind")
-    return [Kind(kind)]
-
-
-def _feed(name: str) -> Any:
-    from signals.feeds import FEEDS
-
-    if name not in FEEDS:
-        raise click.BadParameter(f"{name!r}; there are: {', '.join(sorted(FEEDS))}", param_hint="--feed")
-    return FEEDS[name]
-
-
-def _given_options(feed: Any, values: Sequence[str]) -> dict[str, Any]:
-    """For a saved answer, which needs none of what asking would need: only what was given must be right."""
-    return _checked_options(feed, values, None, only_given=True)
-
-
-def _checked_options(feed: Any, values: Sequence[str], kind: Any, *, only_given: bool = False) -> dict[str, Any]:
-    from signals.feeds import validate_options
-
-    options = _feed_options(values)
-    problems = [p for p in validate_options(feed.name, options, kind) if not only_given or p.key in options]
-    if problems:
-        text = "\n".join(f"{key}: {value!r}: {remedy}" for key, value, remedy in problems)
-        raise click.BadParameter(text, param_hint="--option")
-    return options
-
-
-def _those_that_hold(results: list[Any], kinds: Sequence[Any]) -> list[Any]:
-    """Of one answer read as each of ``kinds``: the readings that found something. A source holds some of the kinds; what the
-    others complain of counts only when it holds none."""
-    from dataclasses import replace
-
-    from signals.feeds import FeedError
-
-    found = [r for r in results if r.points or r.gaps]
-    errors = {kind: r.error for kind, r in zip(kinds, results, strict=True) if r.error is not None}
-    if found or len(errors) < 2:
-        return found or results[:1]
-    telling = [e for e in errors.values() if e.kind != "invalid"]  # it was read, and something else was amiss
-    if telling:
-        return [replace(results[0], error=telling[0])]
-    return [replace(results[0], error=FeedError("invalid", "; ".join(f"as {kind}: {e.message}" for kind, e in errors.items())))]
-
-
-def _points_json(results: Sequence[Any]) -> dict[str, Any]:
-    """What several reads of one feed mean, as one object; an error only when one of them went wrong."""
-
-    def iso(at: Any) -> str | None:
-        return at.isoformat().replace("+00:00", "Z") if at is not None else None
-
-    points = {
-        (p.region, p.kind, p.variant, p.start, p.end, p.issued_at, p.quality, p.value): {
-            "region": p.region,
-            "kind": p.kind,
-            "variant": p.variant,
-            "start": iso(p.start),
-            "end": iso(p.end),
-            "value": p.value,
-            "unit": p.unit,
-            "quality": p.quality,
-            "issued_at": iso(p.issued_at),
-        }
-        for result in results
-        for p in result.points
-    }
-    gaps = {(g.start, g.end) for result in results for g in result.gaps}
-    error = next((result.error for result in results if result.error is not None), None)
-    return {
-        "points": list(points.values()),
-        "gaps": [{"start": iso(start), "end": iso(end)} for start, end in sorted(gaps)],
-        "warnings": list(dict.fromkeys(w for result in results for w in result.warnings)),
-        "error": None if error is None else {"kind": error.kind, "message": error.message},
-    }
-
-
-def _tell_points(answer: dict[str, Any], as_json: bool) -> None:
-    def view() -> RenderableType:
-        from rich.console import Group
-        from rich.text import Text
-
-        from dispatcher.render import cell, clean, number, table
-
-        made = table("region", "kind", "variant", "start", "end", "value", "unit", "quality", right=["value"])
-        for p in answer["points"]:
-            texts = (p["region"], p["kind"], p["variant"], p["start"], p["end"], number(p["value"]), p["unit"], p["quality"])
-            made.add_row(*(cell(text) for text in texts))
-        notes = [f"gap: {gap['start']} to {gap['end']}" for gap in answer["gaps"]]
-        notes += [f"warning: {warning}" for warning in answer["warnings"]]
-        return Group(made, *(Text(clean(note)) for note in notes))
-
-    _show(answer, as_json, view)
-    if answer["error"]:
-        click.echo(f"{answer['error']['kind']}: {answer['error']['message']}", err=True)
-        raise click.exceptions.Exit(FAILURE)
-
-
-@signals.command("parse")
-@click.option("--feed", "feed_name", required=True, help="Which feed the responses are from.")
-@click.option("--region", help="Region the points are for; default: the feed's name.")
-@click.option("--kind", help="Which kind of signal; default: all that the feed has.")
-@click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help="Option of the feed, as in gridshift.toml.")
-@click.option("--retrieved-at", metavar="TIME", help="When the responses were fetched (ISO 8601 with offset); default: now.")
-@click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@json_option
-def signals_parse(
-    feed_name: str,
-    region: str | None,
-    kind: str | None,
-    options: tuple[str, ...],
-    retrieved_at: str | None,
-    files: tuple[Path, ...],
-    as_json: bool,
-) -> None:
-    """Say what saved responses of a feed mean; nothing is asked and nothing stored."""
-    from datetime import datetime
-
-    from dispatcher.clock import SystemClock
-
-    feed = _feed(feed_name)
-    try:
-        at = datetime.fromisoformat(retrieved_at) if retrieved_at else SystemClock().now()
-    except ValueError:
-        at = None
-    if at is None or at.tzinfo is None:
-        raise click.BadParameter(f"{retrieved_at!r}: give a time such as 2026-01-31T12:00Z", param_hint="--retrieved-at")
-    kinds = _kinds(feed, kind)
-    checked = _given_options(feed, options)
-    results = []
-    for path in files:
-        payload = path.read_bytes()
-        read = [feed.parse(payload, region=region or feed_name, kind=k, retrieved_at=at, options=checked) for k in kinds]
-        results += _those_that_hold(read, kinds)
-    _tell_points(_points_json(results), as_json)
-
-
-@signals.command("fetch")
-@click.option("--feed", "feed_name", required=True, help="Which feed to ask.")
-@click.option("--region", help="Region the points are for; default: the feed's name.")
-@click.option("--kind", help="Which kind of signal; default: all that the feed has.")
-@click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help="Option of the feed, as in gridshift.toml.")
-@click.option("--hours", type=click.FloatRange(0.25, 24 * 30), default=24.0, show_default=True, help="How far back and ahead.")
-@json_option
-def signals_fetch(
-    feed_name: str, region: str | None, kind: str | None, options: tuple[str, ...], hours: float, as_json: bool
-) -> None:
-    """Ask a feed now and show what it says; nothing is stored."""
-    from datetime import timedelta
-
-    from dispatcher.clock import SystemClock
-    from signals.ingest import fetch
-
-    feed = _feed(feed_name)
-    kinds = _kinds(feed, kind)
-    checked = _checked_options(feed, options, kinds[0])
-    now, reach = SystemClock().now(), timedelta(hours=hours)
-    results = [
-        fetch(feed_name, checked, region=region or feed_name, kind=k, now=now, window_start=now - reach, window_end=now + reach)
-        for k in kinds
-    ]
-    _tell_points(_points_json(_those_that_hold(results, kinds)), as_json)
+    show(answer, as_json, view)
 
 
 # --- events -------------------------------------------------------------------------------------------------------
 
 
-events = _group(main, "events", "Limits on a region's power.", default="list")
+events = group(main, "events", "Limits on a region's power.", default="list")
 
 
 @events.command("list")
@@ -702,7 +380,7 @@ def events_list(client: Client, as_json: bool) -> None:
 
         return grid_events_table(answer["events"])
 
-    _show(answer, as_json, view)
+    show(answer, as_json, view)
 
 
 @events.command("create")
@@ -725,7 +403,7 @@ def events_create(client: Client, *, event_id: str | None, as_json: bool, **give
     body = {"event_id": event_id or f"evt-{secrets.token_hex(6)}", **{k: v for k, v in given.items() if v is not None}}
     answer = client.call("POST", "/v1/events", json=body).json()
     if as_json:
-        _json(answer)
+        print_json(answer)
     else:
         click.echo(body["event_id"])
 
@@ -752,7 +430,7 @@ def events_cancel(client: Client, event_id: str, source: str | None, as_json: bo
     event = _the_event(client, event_id, source)
     response = client.call("DELETE", f"/v1/events/{_quoted(event['source'])}/{_quoted(event_id)}")
     if as_json:
-        _json(response.json() if response.content else {"event_id": event_id, "state": "cancelled"})
+        print_json(response.json() if response.content else {"event_id": event_id, "state": "cancelled"})
     else:
         click.echo(f"event {event_id} is cancelled")
 
@@ -770,7 +448,7 @@ def events_show(client: Client, event_id: str, source: str | None, as_json: bool
 
         return facts([(key, "open" if key == "end" and value is None else value) for key, value in event.items()])
 
-    _show(event, as_json, view)
+    show(event, as_json, view)
 
 
 # --- the machine itself -------------------------------------------------------------------------------------------
@@ -785,7 +463,7 @@ def init(path: Path, as_json: bool) -> None:
 
     write_example(path)
     if as_json:
-        _json({"path": str(path)})
+        print_json({"path": str(path)})
     else:
         click.echo(f"wrote {path}; edit it, then 'gridshift doctor' and 'gridshift serve'")
 
@@ -794,7 +472,7 @@ def init(path: Path, as_json: bool) -> None:
 @config_option
 def serve(config_path: Path | None) -> None:
     """Run the control plane until it is stopped."""
-    config = _config(config_path)  # before the imports, so that a mistake in it is told at once
+    config = load_config(config_path)  # before the imports, so that a mistake in it is told at once
     from dispatcher.serve import main_serve
 
     raise click.exceptions.Exit(main_serve(config))
@@ -807,7 +485,7 @@ def serve(config_path: Path | None) -> None:
 @click.option("--token", envvar="GRIDSHIFT_TOKEN", help="API token for the console; better given in $GRIDSHIFT_TOKEN.")
 def up(config_path: Path | None, console: bool, console_port: int | None, token: str | None) -> None:
     """Run everything: control plane, a local Ray when no region is configured, console."""
-    config = _config(config_path)
+    config = load_config(config_path)
     from dispatcher.up import main as run_up
 
     raise click.exceptions.Exit(run_up(config, console=console, console_port=console_port, token=token))
@@ -832,7 +510,7 @@ def doctor(config_path: Path | None, as_json: bool) -> None:
     raise click.exceptions.Exit(run_doctor(config_path, as_json=as_json))
 
 
-db = _group(main, "db", "The database.")
+db = group(main, "db", "The database.")
 
 
 @db.command("upgrade")
@@ -842,27 +520,16 @@ def db_upgrade(config_path: Path | None, as_json: bool) -> None:
     """Bring the database to the present schema."""
     from dispatcher.store.migrate import upgrade
 
-    config = _config(config_path)
+    config = load_config(config_path)
     config.data_dir().mkdir(parents=True, exist_ok=True, mode=0o700)
     upgrade(config.database_url())
     if as_json:
-        _json({"upgraded": True})
+        print_json({"upgraded": True})
     else:
         click.echo("the database has the present schema")
 
 
-tokens = _group(main, "tokens", "API tokens, kept as hashes in the configured database.", default="list")
-
-
-def _store(config_path: Path | None) -> Store:
-    from dispatcher.store.migrate import upgrade
-    from dispatcher.store.sql import SqlStore
-
-    config = _config(config_path)
-    data_dir, url = config.data_dir(), config.database_url()
-    data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    upgrade(url)
-    return SqlStore(url, data_dir=data_dir)
+tokens = group(main, "tokens", "API tokens, kept as hashes in the configured database.", default="list")
 
 
 @tokens.command("create")
@@ -883,10 +550,10 @@ def tokens_create(name: str, config_path: Path | None, as_json: bool) -> None:
         raise click.BadParameter(f"{name!r}: letters, digits, '.', '_' and '-' only, at most 64", param_hint="NAME")
     secret = f"gs_{secrets.token_urlsafe(32)}"
     token = Token(name, hashlib.sha256(secret.encode()).hexdigest(), SystemClock().now())
-    with closing(_store(config_path)) as store:
+    with closing(open_store(load_config(config_path))) as store:
         store.add_token(token).result()
     if as_json:
-        _json({"name": name, "token": secret, "created_at": token.created_at.isoformat()})
+        print_json({"name": name, "token": secret, "created_at": token.created_at.isoformat()})
     else:
         click.echo(secret)
         click.echo("keep it: only its hash is stored. Give it as GRIDSHIFT_TOKEN, or as Ray's own token.", err=True)
@@ -899,7 +566,7 @@ def tokens_list(config_path: Path | None, as_json: bool) -> None:
     """List the tokens' names."""
     from contextlib import closing
 
-    with closing(_store(config_path)) as store:
+    with closing(open_store(load_config(config_path))) as store:
         rows = [{"name": token.name, "created_at": token.created_at.isoformat()} for token in store.tokens()]
 
     def view() -> RenderableType:
@@ -910,7 +577,7 @@ def tokens_list(config_path: Path | None, as_json: bool) -> None:
             made.add_row(cell(row["name"]), cell(when(row["created_at"])))
         return made
 
-    _show({"tokens": rows}, as_json, view)
+    show({"tokens": rows}, as_json, view)
 
 
 @tokens.command("revoke")
@@ -921,10 +588,10 @@ def tokens_revoke(name: str, config_path: Path | None, as_json: bool) -> None:
     """Make a token worthless."""
     from contextlib import closing
 
-    with closing(_store(config_path)) as store:
+    with closing(open_store(load_config(config_path))) as store:
         store.revoke_token(name).result()
     if as_json:
-        _json({"name": name, "revoked": True})
+        print_json({"name": name, "revoked": True})
     else:
         click.echo(f"token {name} is revoked")
 

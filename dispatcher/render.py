@@ -219,40 +219,6 @@ def _signal_now(signal: Json | None) -> str | None:
     return f"{value} {signal.get('unit', '')}" if value else f"unknown ({signal.get('source', '?')})"
 
 
-def signals_table(regions: Sequence[Json]) -> RenderableType:
-    """Which signals each region has, and their values now."""
-    made = table("region", "kind", "source", "now", "unit", "basis", right=["now"])
-    for region in regions:
-        for kind in ("price", "carbon"):
-            signal = region.get(kind) or {}
-            values = (signal.get("source") or "none", number(signal.get("now")), signal.get("unit"), signal.get("basis"))
-            made.add_row(cell(region["name"]), cell(kind), *(cell(value) for value in values))
-    return made
-
-
-def signal_view(signal: Json, width: int) -> RenderableType:
-    """One signal over time, as the planner sees it."""
-    start, slot = time_of(signal["start"]), timedelta(seconds=signal["slot_s"])
-    values: Sequence[float | None] = signal["values"]
-    known = [value for value in values if value is not None]
-    head = f"{signal['region']} {signal['kind']} from {signal['source'] or 'no source'}, {signal['unit']}, times UTC"
-    if start is None or not known:
-        return Group(Text(clean(head)), Text("nothing is known of it"))
-    made = table("from", "value", "", "basis", right=["value"])
-    low, high = min(known), max(known)
-    room = max(10, min(60, width - 40))
-    previous = None
-    for i, value in enumerate(values):
-        here = (value, signal["basis"][i])
-        if here == previous:  # a run of equal slots is one line
-            continue
-        previous = here
-        bar = 0 if value is None else 1 + round((room - 1) * (value - low) / (high - low or 1.0))
-        text = f"{start + i * slot:%m-%d %H:%M}"
-        made.add_row(cell(text), cell(number(value) or "unknown"), Text("█" * bar, style="cyan"), cell(signal["basis"][i]))
-    return Group(Text(clean(head)), made)
-
-
 def grid_events_table(events: Sequence[Json]) -> RenderableType:
     """Limits that somebody asked for."""
     if not events:

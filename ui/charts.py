@@ -28,7 +28,8 @@ _LOAD_HEIGHT, _SIGNAL_HEIGHT, _AXIS_HEIGHT = 82, 108, 38
 
 @dataclass(frozen=True)
 class Picture:
-    """What is drawn: the time shown, and a frame for each pane. ``loads`` and ``limits`` are kW by region."""
+    """What is drawn: the time shown, and a frame for each pane. ``loads`` and ``limits`` are kW by region; ``bands`` are the
+    10 to 90 % quantiles of what is forecast in ``signals``."""
 
     start: datetime
     end: datetime
@@ -36,6 +37,7 @@ class Picture:
     loads: Mapping[str, pd.DataFrame] = field(default_factory=dict)
     limits: Mapping[str, pd.DataFrame] = field(default_factory=dict)
     signals: Mapping[tuple[str, str], pd.DataFrame] = field(default_factory=dict)
+    bands: Mapping[tuple[str, str], pd.DataFrame] = field(default_factory=dict)
     left_out: int = 0
 
 
@@ -70,12 +72,16 @@ def signal_rows(answer: Json) -> Iterator[dict[str, Any]]:
     if start is None:
         return
     bases: Sequence[str] = answer.get("basis") or ()
+    low: Sequence[float | None] = answer.get("low") or ()
+    high: Sequence[float | None] = answer.get("high") or ()
     for i, value in enumerate(answer["values"]):
         yield {
             "at": start + i * slot,
             "until": start + (i + 1) * slot,
             "region": str(answer["region"]),
             "value": value,
+            "low": low[i] if i < len(low) else None,
+            "high": high[i] if i < len(high) else None,
             "basis": bases[i] if i < len(bases) else "",
             "source": str(answer.get("source") or ""),
         }
@@ -111,8 +117,9 @@ def picture(
         pane = rows.setdefault((str(signal["kind"]), str(signal["unit"])), [])
         pane += [r for r in signal_rows(signal) if r["until"] > start and r["at"] < end]
     frames = {key: _frame(_closed(pane, start, end)) for key, pane in rows.items() if any(r["value"] is not None for r in pane)}
+    bands = {key: _frame(found) for key in frames if (found := _bands(rows[key], start, end))}
     return Picture(
-        start, end, now, {n: loads[n] for n in shown}, {n: limits[n] for n in shown}, frames, len(loads) - len(shown)
+        start, end, now, {n: loads[n] for n in shown}, {n: limits[n] for n in shown}, frames, bands, len(loads) - len(shown)
     )
 
 
@@ -121,6 +128,28 @@ def _closed(rows: list[dict[str, Any]], start: datetime, end: datetime) -> list[
     cut = [{**r, "at": max(r["at"], start), "until": min(r["until"], end)} for r in rows]
     last = {r["region"]: r for r in cut}
     return cut + [{**r, "at": r["until"]} for r in last.values()]
+
+
+def _bands(rows: list[dict[str, Any]], start: datetime, end: datetime) -> list[dict[str, Any]]:
+    """The quantiles of the rows that have them, cut to the time shown. Rows without a break between them are one ``run``, which
+    is drawn to its end; a break stays a break."""
+    out: list[dict[str, Any]] = []
+    open_at: dict[str, dict[str, Any]] = {}  # each region's last row, as long as its run may go on
+    runs: dict[str, int] = {}
+    for row in rows:
+        name = row["region"]
+        if row["low"] is None or row["high"] is None:
+            continue
+        last = open_at.get(name)
+        cut = {key: row[key] for key in ("region", "low", "high")}
+        cut |= {"at": max(row["at"], start), "until": min(row["until"], end)}
+        if last is None or last["until"] != cut["at"]:
+            runs[name] = runs.get(name, 0) + 1
+            out += [{**last, "at": last["until"]}] if last is not None else []
+        cut["run"] = f"{name} {runs[name]}"
+        out.append(cut)
+        open_at[name] = cut
+    return out + [{**last, "at": last["until"]} for last in open_at.values()]
 
 
 def _load_frame(name: str, steps: list[tuple[datetime, float]], start: datetime, end: datetime) -> pd.DataFrame:
@@ -147,8 +176,9 @@ def _frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
     for column in ("at", "until"):
         if column in frame:
             frame[column] = pd.to_datetime(frame[column], utc=True)
-    if "value" in frame:
-        frame["value"] = pd.to_numeric(frame["value"])
+    for column in ("value", "low", "high"):
+        if column in frame:
+            frame[column] = pd.to_numeric(frame[column])
     return frame
 
 
@@ -163,7 +193,12 @@ def draw(shown: Picture, colours: Mapping[str, str]) -> list[tuple[str, Any]]:
         for name in shown.loads
     ]
     panes += [
-        (f"{kind} {unit}", kind.replace("_", " "), _SIGNAL_HEIGHT, [_signal_layer(unit, frame, colours)])
+        (
+            f"{kind} {unit}",
+            kind.replace("_", " "),
+            _SIGNAL_HEIGHT,
+            _signal_layers(unit, frame, shown.bands.get((kind, unit)), colours),
+        )
         for (kind, unit), frame in shown.signals.items()
     ]
     return [
@@ -208,20 +243,34 @@ def _load_layers(shown: Picture, name: str, colour: str) -> list[Any]:
     return layers
 
 
-def _signal_layer(unit: str, frame: pd.DataFrame, colours: Mapping[str, str]) -> Any:
+def _signal_layers(unit: str, frame: pd.DataFrame, band: pd.DataFrame | None, colours: Mapping[str, str]) -> list[Any]:
+    """A line a region, and behind what is forecast the band in which 8 of 10 values should lie."""
     names = [name for name in colours if name in set(frame["region"])]
     dash = {name: DASHES[i % len(DASHES)] for i, name in enumerate(colours)}
+    colour = alt.Color("region:N", legend=None, scale=alt.Scale(domain=names, range=[colours[n] for n in names]))
     when = alt.Tooltip("at:T", title="from (UTC)", format="%-d %b %H:%M", timeUnit="utcyearmonthdatehoursminutes")
-    return (
+    line = (
         alt.Chart(frame)
         .mark_line(interpolate="step-after", strokeWidth=2, clip=True)
         .encode(
             y=_y("value:Q", unit, False),
-            color=alt.Color("region:N", legend=None, scale=alt.Scale(domain=names, range=[colours[n] for n in names])),
+            color=colour,
             strokeDash=alt.StrokeDash("region:N", legend=None, scale=alt.Scale(domain=names, range=[dash[n] for n in names])),
-            tooltip=["region:N", when, alt.Tooltip("value:Q", title=unit, format=".1f"), "basis:N", "source:N"],
+            tooltip=[
+                "region:N",
+                when,
+                alt.Tooltip("value:Q", title=unit, format=".1f"),
+                alt.Tooltip("low:Q", title="10 %", format=".1f"),
+                alt.Tooltip("high:Q", title="90 %", format=".1f"),
+                "basis:N",
+                "source:N",
+            ],
         )
     )
+    if band is None:
+        return [line]
+    area = alt.Chart(band).mark_area(interpolate="step-after", opacity=0.2, clip=True)
+    return [line, area.encode(y=_y("low:Q", unit, False), y2="high:Q", color=colour, detail="run:N")]
 
 
 def _pane(shown: Picture, title: str, height: int, layers: list[Any], *, last: bool) -> Any:

@@ -106,7 +106,8 @@ def grid_now() -> None:
     with left:
         answer = read_or_say("Regions", "/v1/regions")
         if answer is not None and answer["regions"]:
-            st.html("<div class='gs'><h3>Regions</h3></div>" + parts.regions(answer["regions"], now))
+            signals = _all_signals()
+            st.html("<div class='gs'><h3>Regions</h3></div>" + parts.regions(answer["regions"], now, signals))
         elif answer is not None:
             st.html(box("warn", "No region is configured: name your Ray clusters in <code>gridshift.toml</code>."))
     with right:
@@ -135,6 +136,8 @@ def plan_chart(keep_s: float) -> None:
     with st.container(gap=None):
         for key, pane in charts.draw(shown, parts.colours(regions)):
             st.altair_chart(pane, key=f"pane {key}")
+    if told := parts.made_of(signals, now):
+        st.html(told)
     if not shown.signals:
         st.html(box("warn", "No price and no carbon is known for any region: jobs are placed without them."))
     if shown.left_out:
@@ -148,6 +151,15 @@ def _plan(keep_s: float) -> tuple[Json | None, str]:
         if error.status == 404:
             return None, "<div class='gs gs-dim'>No plan yet: the first is made within seconds of a flexible job.</div>"
         return None, error_box("Plan", error.message, error.remedy)
+
+
+def _all_signals() -> Sequence[Json]:
+    """How every signal's sources stand. Without it the table of regions still tells the values."""
+    try:
+        found: Sequence[Json] = api().read("/v1/signals", None, CHART_S / 2)["signals"]
+        return found
+    except (ApiError, KeyError, TypeError):
+        return ()
 
 
 def _signal(region: str, kind: str, keep_s: float) -> Json | None:

@@ -4,8 +4,9 @@ It asks nobody anything and keeps nothing; ``now`` is the control plane's, which
 """
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from html import escape
+from itertools import groupby
 
 from ui.words import (
     ACTIVE,
@@ -130,21 +131,61 @@ def _with_code(text: str) -> str:
     return "".join(part if i % 2 == 0 else f"<code>{part}</code>" for i, part in enumerate(parts))
 
 
-def _signal(signal: Json | None, what: str) -> str:
+def _signal(signal: Json | None, what: str, status: Json | None = None) -> str:
     if signal is None:
-        return f"{UNKNOWN}<small>no {what} source</small>"
+        return UNKNOWN + (_sources(status) or f"<small>no {what} source</small>")
     source, basis = str(signal.get("source") or UNKNOWN), str(signal.get("basis") or UNKNOWN)
     value = signal.get("now")
     text = UNKNOWN if value is None else f"{float(value):,.1f} {escape(str(signal.get('unit') or ''))}"
     said = escape(source if basis in (source, UNKNOWN) and value is not None else f"{source}, {basis}")
     if value is None:
         said = escape(f"{source}: no value for now")
-    return f'<span class="gs-keep">{text}</span><small>{said}</small>'
+    return f'<span class="gs-keep">{text}</span><small>{said}</small>{_sources(status)}'
 
 
-def regions(answer: Sequence[Json], now: datetime | None) -> str:
-    """Each region: whether it answers, what it is doing, and what its power costs and emits now."""
+def _sources(status: Json | None) -> str:
+    """How the source that is used stands and when it last answered, and which others do not work; all of it when pointed at."""
+    sources: Sequence[Json] = (status or {}).get("sources") or ()
+    if status is None or not sources:
+        return ""
+    used = next((source for source in sources if source.get("chosen")), None)
+    pieces = []
+    if used is not None:
+        age = f", heard {duration_text(used['age_s'])} ago" if used.get("age_s") is not None else ""
+        pieces.append(f"{used['state']}{age}")
+    pieces += [f"{s['source']} {s['state']}" for s in sources if s is not used and s.get("error")]
+    why = escape(str(status.get("why") or ""), quote=True)
+    return f'<small title="{why}">{escape("; ".join(pieces) or "no source works")}</small>'
+
+
+#: Parts of a signal that are told one by one before the rest is left out.
+_RUNS_TOLD = 4
+
+
+def made_of(signals: Sequence[Json], now: datetime | None) -> str:
+    """What the plan's prices and carbon intensities are: published until when, and what they are from then on."""
+    told = []
+    for signal in signals:
+        start, runs, done = time_of(signal.get("start")), [], 0
+        for basis, members in groupby(signal.get("basis") or ()):
+            done += len(list(members))
+            runs.append((str(basis), done))
+        if start is None or not runs:
+            continue
+        slot = timedelta(seconds=float(signal["slot_s"]))
+        parts = [f"{basis} until {clock_text(start + end * slot, now)}" for basis, end in runs[:_RUNS_TOLD]]
+        parts += ["and so on in turns"] if len(runs) > _RUNS_TOLD else []
+        reason = f" ({signal['reason']})" if signal.get("reason") else ""
+        told.append(
+            f"<b>{escape(str(signal['region']))} {escape(str(signal['kind']))}</b>: {escape(', then '.join(parts) + reason)}"
+        )
+    return f'<div class="gs gs-dim">The plan is made with: {"; ".join(told)}.</div>' if told else ""
+
+
+def regions(answer: Sequence[Json], now: datetime | None, signals: Sequence[Json] = ()) -> str:
+    """Each region: whether it answers, what it is doing, and what its power costs and emits now, and by which source."""
     colour = colours(answer)
+    status = {(signal.get("region"), signal.get("kind")): signal for signal in signals}
     rows = []
     for region in answer:
         reachable = bool(region.get("reachable"))
@@ -162,8 +203,8 @@ def regions(answer: Sequence[Json], now: datetime | None) -> str:
                 state,
                 _gpus(region, reachable),
                 _draw(region, reachable),
-                _signal(region.get("price"), "price"),
-                _signal(region.get("carbon"), "carbon"),
+                _signal(region.get("price"), "price", status.get((region["name"], "price"))),
+                _signal(region.get("carbon"), "carbon", status.get((region["name"], "carbon"))),
             )
         )
     head = [
@@ -213,6 +254,7 @@ def legend(answer: Sequence[Json]) -> str:
         note = f' <span class="gs-dim">({" and ".join(made_up)} synthetic)</span>' if made_up else ""
         entries.append(f"<span>{chip(colour)}{escape(name)}{note}</span>")
     entries.append('<span><i class="gs-dash"></i>power limit or budget</span><span><i class="gs-rule"></i>now</span>')
+    entries.append('<span><i class="gs-band"></i>forecast, 10 to 90 %</span>')
     return f'<div class="gs gs-legend">{"".join(entries)}</div>'
 
 

@@ -57,6 +57,8 @@ STYLE = """<style>
  vertical-align: -1px}
 .gs-dash {display: inline-block; width: 1.5rem; border-top: 2px dashed #d1242f; margin-right: .35rem; vertical-align: 4px}
 .gs-rule {display: inline-block; height: .9rem; border-left: 2px solid #808080; margin-right: .35rem; vertical-align: -2px}
+.gs-band {display: inline-block; width: 1.5rem; height: .7rem; background: rgba(128,128,128,.3); margin-right: .35rem;
+ vertical-align: -1px}
 .gs-legend {margin-top: .35rem; display: flex; flex-wrap: wrap; gap: .2rem 1.1rem}
 .gs-id {overflow-wrap: anywhere}
 .gs h3, .gs h4 {padding: 0; margin: 0 0 .3rem; font-size: 1.05rem; font-weight: 650}

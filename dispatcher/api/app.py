@@ -20,6 +20,7 @@ from dispatcher.api.limits import BodyLimit
 from dispatcher.api.ray_jobs import SUBMIT_PATHS, RayJobs
 from dispatcher.api.self_service import SelfService
 from dispatcher.api.services import Services
+from dispatcher.api.signals import SignalsApi
 from dispatcher.api.v1 import V1
 from dispatcher.api.webhooks import Webhooks
 
@@ -74,7 +75,7 @@ def create_app(services: Services) -> ASGIApp:
         ("GET", "/v1/plan", v1.plan, "plan"),
         ("GET", "/v1/plan/{job_id}", v1.plan_of_job, "plan"),
         ("GET", "/v1/regions", v1.regions, "regions"),
-        ("GET", "/v1/signals", v1.signals, "regions"),
+        ("GET", "/v1/signals", SignalsApi(services).get, "regions"),
         ("GET", "/v1/events", v1.events, "events"),
         ("POST", "/v1/events", v1.create_event, "events"),
         ("DELETE", "/v1/events/{source}/{event_id:path}", v1.cancel_event, "events"),

@@ -13,6 +13,7 @@ from typing import Protocol
 from dispatcher.clock import Clock
 from dispatcher.config import Config
 from dispatcher.packages import PackageStore
+from dispatcher.signal_book import ChainStatus
 from dispatcher.store import Job, Store
 from policies.world import World
 from signals.points import Kind, SignalPoint
@@ -146,6 +147,10 @@ class Services(Protocol):
 
     def snapshot(self) -> Snapshot:
         """What was last seen. Cheap."""
+        ...
+
+    def signal_chains(self, now: datetime) -> list[ChainStatus]:
+        """How each region's configured price and carbon stood at the last look at their sources, ages as of ``now``. Cheap."""
         ...
 
     def job_token(self, submission_id: str) -> str:

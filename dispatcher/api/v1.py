@@ -22,7 +22,6 @@ from policies.world import ENDED, JobState, Placement, Plan
 
 #: Seconds that a savings report is shown again before it is made anew.
 _REPORT_KEPT_S = 5.0
-_KINDS = ("price", "carbon")
 
 
 class V1:
@@ -138,7 +137,7 @@ class V1:
             }
         )
 
-    # --- regions and signals --------------------------------------------------------------------------------------
+    # --- regions -----------------------------------------------------------------------------------------------
 
     async def regions(self, request: Request) -> Response:
         """Each region: what was observed there, what it draws and pays."""
@@ -154,23 +153,6 @@ class V1:
                 ]
             }
         )
-
-    async def signals(self, request: Request) -> Response:
-        """A region's price or carbon on the planner's slots: ``?region=R&kind=price|carbon``; 404 where there is none."""
-        region, kind = request.query_params.get("region", ""), request.query_params.get("kind", "")
-        views_by_name = {view.name: view for view in self._services.snapshot().world.regions}
-        problems: list[tuple[str, object, str]] = []
-        if kind not in _KINDS:
-            problems.append(("kind", kind, "must be price or carbon"))
-        if region not in views_by_name:
-            problems.append(("region", region, "must be one of " + (", ".join(views_by_name) or "the configured regions")))
-        if problems:
-            raise BadInput(problems)
-        view = views_by_name[region]
-        series = view.price if kind == "price" else view.carbon
-        if series is None:
-            raise NotFound(f"region {region} has no {kind} signal (yet)")
-        return json_response(views.series_json(region, kind, series))
 
     # --- events ---------------------------------------------------------------------------------------------------
 

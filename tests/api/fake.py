@@ -19,6 +19,7 @@ from dispatcher.clock import SystemClock
 from dispatcher.config import Config
 from dispatcher.logs import LogStore
 from dispatcher.packages import PackageStore
+from dispatcher.signal_book import ChainStatus, SourceStatus
 from dispatcher.store import Attempt, Change, Job
 from dispatcher.store.memory import MemoryStore
 from policies.world import JobState, RegionView, World
@@ -27,6 +28,15 @@ from signals.store import MemorySignalStore
 from tests.helpers import free_port, wait_until
 
 REGIONS = [{"name": name, "address": f"http://127.0.0.1:{port}", "pue": 1.0} for name, port in (("north", 1), ("south", 2))]
+
+
+def north_price(at: datetime) -> ChainStatus:
+    """The chain of north's price: its first source does not answer, its second is used."""
+    fails = SourceStatus(
+        "energy_charts", "energy_charts", "failed", False, "no answer", None, None, None, at, "no answer", ("odd row",)
+    )
+    holds = SourceStatus("csv", "csv", "fresh", True, "is fresh", 12.5, at, "measured", at, None, ())
+    return ChainStatus("north", "price", "price", "energy_charts: no answer; csv: is fresh", (fails, holds))
 
 
 class FakeServices:
@@ -42,6 +52,8 @@ class FakeServices:
         self.data_dir = base
         self.nudges = 0
         self.plan: Any = None
+        self.chains = [north_price(datetime(2026, 1, 1, tzinfo=UTC))]
+        self.asked_as_of: datetime | None = None
         self.control_error: str | None = None
         self.control_ran_at: datetime | None = None
 
@@ -59,11 +71,26 @@ class FakeServices:
         """As the server makes it."""
         return hmac.new(b"secret", submission_id.encode(), hashlib.sha256).hexdigest()
 
+    def signal_chains(self, now: datetime) -> list[ChainStatus]:
+        """North's price is from its second source, for the first does not answer."""
+        self.asked_as_of = now
+        return self.chains
+
     def snapshot(self) -> Snapshot:
         """Two regions, one of them silent."""
         now = self.clock.now()
         start = now - timedelta(minutes=5)
-        price = SlotSeries(start, 900, (50.0, None, -3.0), ("published", "unknown", "published"), "EUR/MWh", "csv")
+        price = SlotSeries(
+            start,
+            900,
+            (50.0, None, -3.0),
+            ("published", "unknown", "model"),
+            "EUR/MWh",
+            "csv",
+            low=(None, None, -9.0),
+            high=(None, None, 4.5),
+            reason="model of 182 days of history",
+        )
         view = RegionView("north", True, 8.0, None, None, price, None)
         other = RegionView("south", False, None, None, None, None, None)
         return Snapshot(

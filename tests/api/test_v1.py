@@ -1,4 +1,4 @@
-"""Our own API: jobs, intents, the plan, regions, signals and the control plane's own state."""
+"""Our own API: jobs, intents, the plan, regions and the control plane's own state."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -140,16 +140,12 @@ def test_the_plan(server: Server, services: FakeServices) -> None:
     assert server.get("/v1/plan/j")["placement"] is None
 
 
-def test_regions_and_signals(server: Server) -> None:
+def test_regions(server: Server) -> None:
     north, south = server.get("/v1/regions")["regions"]
-    assert north["price"] == {"unit": "EUR/MWh", "source": "csv", "now": 50.0, "basis": "published"}
+    price = {"unit": "EUR/MWh", "source": "csv", "now": 50.0, "basis": "published", "low": None, "high": None}
+    assert north["price"] == price
     assert north["carbon"] is None and north["budget_w"] == 500.0 and north["power_limit_w"] is None
     assert south["reachable"] is False and south["error"] == "refused" and south["observed_at"] is None
-    series = server.get("/v1/signals?region=north&kind=price")
-    assert series["values"] == [50.0, None, -3.0] and series["basis"][1] == "unknown"
-    assert server.call("GET", "/v1/signals?region=north&kind=carbon").status_code == 404
-    for wrong in ("", "region=x&kind=price", "region=north&kind=wind", "region=north"):
-        assert server.call("GET", f"/v1/signals?{wrong}").status_code == 422
 
 
 def test_status_health_and_metrics(server: Server, services: FakeServices) -> None:

@@ -1,5 +1,4 @@
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,13 +101,11 @@ def test_json_is_the_answer_of_the_api(grid: FakeApi, run: Run) -> None:
     assert json.loads(run("plan", "--json").stdout) == PLAN
     assert json.loads(run("plan", "show", "--json").stdout) == PLAN
     assert json.loads(run("fleet", "--json").stdout) == {"regions": [REGION]}
-    assert json.loads(run("signals", "--json").stdout) == {"regions": [REGION]}
-    assert json.loads(run("signals", "show", "north", "--json").stdout) == SIGNAL
     assert json.loads(run("plan", "explain", "--json", "j1").stdout)["why"] == "It waits for cheaper power."
     assert json.loads(run("savings", "--json").stdout)["energy_basis"] == "modelled"
 
 
-def test_explain_fleet_savings_and_signals_for_people(grid: FakeApi, run: Run) -> None:
+def test_explain_fleet_and_savings_for_people(grid: FakeApi, run: Run) -> None:
     told = run("plan", "explain", "j1").stdout
     assert "It waits for cheaper power." in told and "01-01 06:00 to 01-01 08:00" in told and "dearer by 2.50" in told
     fleet = run("fleet").stdout
@@ -117,10 +114,6 @@ def test_explain_fleet_savings_and_signals_for_people(grid: FakeApi, run: Run) -
     assert "5.00 EUR (50%)" in saved and "9.00 kWh (modelled)" in saved and "note: energy is modelled" in saved
     carbon = next(line for line in saved.splitlines() if line.startswith("carbon"))
     assert carbon.split() == ["carbon", "-", "4.00", "kg", "CO2e", "-"]  # unknown is not zero
-    listed = run("signals").stdout
-    assert "energy_charts" in listed and "none" in listed
-    shown = run("signals", "show", "north").stdout
-    assert "unknown" in shown and "-5.00" in shown and shown.count("50.00") == 1
 
 
 def test_events(api: FakeApi, run: Run) -> None:
@@ -161,59 +154,3 @@ def test_events(api: FakeApi, run: Run) -> None:
     result = run("events", "cancel", "e1")
     assert result.exit_code == 2 and "one of native, utility" in result.stderr
     assert run("events", "cancel", "e1", "--source", "native").exit_code == 0
-
-
-GB = """{"data": [
- {"from": "2026-01-01T00:00Z", "to": "2026-01-01T00:30Z", "intensity": {"forecast": 100, "actual": 90, "index": "low"}},
- {"from": "2026-01-01T00:30Z", "to": "2026-01-01T01:00Z", "intensity": {"forecast": null, "actual": null, "index": "low"}}]}"""
-
-
-def test_parse_says_what_a_response_means(run: Run, tmp_path: Path) -> None:
-    file = tmp_path / "gb.json"
-    file.write_text(GB)
-    args = ["signals", "parse", "--feed", "gb_carbon", "--retrieved-at", "2026-02-01T00:00Z", str(file)]
-    result = run(*args, "--region", "uk", "--json")
-    answer = json.loads(result.stdout)
-    assert result.exit_code == 0 and set(answer) == {"points", "gaps", "warnings", "error"} and answer["error"] is None
-    measured = [p for p in answer["points"] if p["quality"] == "measured"]
-    assert measured == [
-        {"region": "uk", "kind": "carbon_average", "variant": measured[0]["variant"], "start": "2026-01-01T00:00:00Z",
-         "end": "2026-01-01T00:30:00Z", "value": 90.0, "unit": "gCO2e/kWh", "quality": "measured", "issued_at": None}
-    ]  # fmt: skip
-    assert {"start": "2026-01-01T00:30:00Z", "end": "2026-01-01T01:00:00Z"} in answer["gaps"]
-    people = run(*args).stdout
-    assert "90.00" in people and "gap: 2026-01-01T00:30:00Z" in people
-
-
-def test_parse_of_a_table_finds_the_kind_that_is_there(run: Run, tmp_path: Path) -> None:
-    file = tmp_path / "p.csv"
-    file.write_text("datetime_utc,price_eur_per_mwh\n2026-01-01T00:00:00Z,-1.5\n2026-01-01T01:00:00Z,0\n")
-    answer = json.loads(run("signals", "parse", "--feed", "csv", "--json", str(file)).stdout)
-    assert answer["error"] is None
-    got = [(p["kind"], p["value"], p["unit"]) for p in answer["points"]]
-    assert got == [("price", -1.5, "EUR/MWh"), ("price", 0.0, "EUR/MWh")]
-    file.write_text("Datetime (UTC),Zone id,Carbon intensity gCO₂eq/kWh (Life cycle)\n2026-01-01 00:00:00,DE,400\n")
-    answer = json.loads(run("signals", "parse", "--feed", "csv", "--json", str(file)).stdout)
-    assert [(p["kind"], p["value"]) for p in answer["points"]] == [("carbon_average", 400.0)]
-
-
-def test_parse_errors(run: Run, tmp_path: Path) -> None:
-    file = tmp_path / "gb.json"
-    file.write_text(GB[:150])
-    result = run("signals", "parse", "--feed", "gb_carbon", "--json", str(file))
-    assert result.exit_code == 1
-    assert json.loads(result.stdout)["error"]["kind"] == "truncated" and "truncated" in result.stderr
-    for args, said in (
-        (["--feed", "nope"], "there are: csv"),
-        (["--feed", "gb_carbon", "--kind", "price"], "has carbon_average"),
-        (["--feed", "gb_carbon", "--option", "x=1"], "no such option"),
-        (["--feed", "gb_carbon", "--retrieved-at", "2026-01-01"], "give a time such as"),
-    ):
-        result = run("signals", "parse", *args, str(file))
-        assert result.exit_code == 2 and said in result.stderr, args
-    assert run("signals", "parse", "--feed", "csv", str(tmp_path / "absent")).exit_code == 2
-
-
-def test_fetch_asks_now_and_stores_nothing(run: Run) -> None:
-    answer = json.loads(run("signals", "fetch", "--feed", "synthetic", "--kind", "price", "--hours", "1", "--json").stdout)
-    assert answer["error"] is None and len(answer["points"]) in {8, 9}

@@ -320,8 +320,8 @@ class FakeControlPlane:
             base |= {"error": None, "ray_version": "2.50.1", "gpus": 8.0, "gpus_used": 2.0, "jobs_running": 1}
             base |= {"draw_w": 1080.0, "power_limit_w": None, "budget_w": None, "currency": "EUR", "pue": 1.2}
             source = "energy_charts" if name == "eu-west" else "synthetic"
-            base["price"] = {"unit": "EUR/MWh", "source": source, "now": price(name, 0), "basis": "forecast"}
-            base["carbon"] = {"unit": "gCO2e/kWh", "source": "synthetic", "now": carbon(name, 0), "basis": "synthetic"}
+            base["price"] = {"unit": "EUR/MWh", "source": source, "now": price(name, 0), "basis": "published"}
+            base["carbon"] = {"unit": "gCO2e/kWh", "source": "synthetic", "now": carbon(name, 0), "basis": "published"}
             return base | more
 
         gone = "connection refused (10.8.0.7:8265)"
@@ -359,16 +359,49 @@ class FakeControlPlane:
         return {"energy_basis": "modelled", "currency": "EUR", "totals": totals | {"deadline_misses": 0}, "caveats": [caveat]}
 
     def signals(self, query: dict[str, str]) -> tuple[int, Json]:
-        """GET /v1/signals."""
+        """GET /v1/signals: prices are published until 23:00 and forecast from then on, carbon is published."""
+        if not query:
+            regions = ("eu-west", "nordics", "us-east")
+            return 200, {"signals": [self._status(region, kind) for region in regions for kind in ("price", "carbon")]}
         region, kind = query["region"], query["kind"]
         if region == "us-east":
             return self._missing(f"region {region} has no {kind}")
         value = price if kind == "price" else carbon
         values = [value(region, i) for i in range(SLOTS)]
-        basis = ["unknown" if v is None else "forecast" for v in values]
+        known = 80 if kind == "price" else SLOTS
+        basis = ["unknown" if v is None else "published" if i < known else "model" for i, v in enumerate(values)]
+        band = [None if label != "model" else 4.0 + 0.06 * i for i, label in enumerate(basis)]
+        low = [None if v is None or w is None else v - w for v, w in zip(values, band, strict=True)]
+        high = [None if v is None or w is None else v + 1.3 * w for v, w in zip(values, band, strict=True)]
+        answer = {"start": iso(START), "slot_s": 900, "values": values, "basis": basis, "low": low, "high": high}
+        reason = "model of 182 days of history" if kind == "price" else ""
+        return 200, self._status(region, kind) | answer | {"reason": reason}
+
+    def _status(self, region: str, kind: str) -> Json:
         unit = "EUR/MWh" if kind == "price" else "gCO2e/kWh"
-        answer = {"region": region, "kind": kind, "unit": unit, "source": "energy_charts", "start": iso(START)}
-        return 200, answer | {"slot_s": 900, "values": values, "basis": basis}
+
+        def source(name: str, state: str, **more: Any) -> Json:
+            base: Json = {
+                "feed": name,
+                "source": name,
+                "state": state,
+                "chosen": state == "fresh",
+                "why": state,
+                "age_s": 372.0,
+            }
+            base |= {"known_until": None, "quality": "measured", "due_at": iso(NOW), "error": None, "warnings": []}
+            return base | more
+
+        fails = source("entsoe", "failed", age_s=None, error="no answer <i>within</i> 20 s", why="no answer <i>within</i> 20 s")
+        sources = [source("energy_charts", "fresh")]
+        why = "energy_charts, the first source, is fresh"
+        if region == "eu-west" and kind == "price":
+            sources, why = [fails, *sources], "entsoe: no answer <i>within</i> 20 s; energy_charts: is fresh"
+        elif region == "us-east":
+            sources, why = ([fails], "entsoe: no answer") if kind == "price" else ([], "no source is configured")
+        base: Json = {"region": region, "kind": kind, "signal": "price" if kind == "price" else "carbon_average", "unit": unit}
+        base |= {"source": "energy_charts", "now": 1.0, "basis": "published", "low": None, "high": None}
+        return base | {"why": why, "sources": sources}
 
     def plan(self) -> Json:
         """GET /v1/plan."""

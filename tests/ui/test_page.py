@@ -41,7 +41,10 @@ def test_the_page_says_what_is_so(page: AppTest) -> None:
     assert "<b>6</b> queued" in said and "<b>3</b> succeeded" in said
     assert "4.3 kW OVER" in said and "budget 3.0 kW" in said
     assert "UNREACHABLE" in said and "unknown<small>last: 2 of 8, 1 job running" in said
-    assert "41.5 EUR/MWh</span><small>energy_charts, forecast" in said and "(price and carbon synthetic)" in said
+    assert "41.5 EUR/MWh</span><small>energy_charts, published" in said and "(price and carbon synthetic)" in said
+    assert "fresh, heard 6 min ago; entsoe failed</small>" in said and "<small>no carbon source</small>" in said
+    assert 'title="entsoe: no answer &lt;i&gt;within&lt;/i&gt; 20 s; energy_charts: is fresh"' in said
+    assert "<b>nordics price</b>: published until 23:00, then model until 5 Mar 03:00 (model of 182 days of history)" in said
     assert "by 25 min" in said and "no room: needs 16 GPUs" in said and "grid scarcity · utility · evt-20260303-01" in said
     assert "at once 0.93 EUR" in said and "not metered" in said
 
@@ -192,3 +195,10 @@ def test_the_address_is_no_url(page: AppTest, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("GRIDSHIFT_ADDRESS", "localhost:8700")
     said = html(page.run())
     assert "GRIDSHIFT_ADDRESS is &#x27;localhost:8700&#x27;, which is not a URL" in said
+
+
+def test_an_answer_without_sources_leaves_the_values(page: AppTest, plane: FakeControlPlane) -> None:
+    plane.refuse["/v1/signals"] = (422, {"error": {"message": "1 problem", "problems": []}})
+    said = html(page.run())
+    assert "41.5 EUR/MWh</span><small>energy_charts, published" in said and "heard" not in said
+    assert not page.exception

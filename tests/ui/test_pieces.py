@@ -85,6 +85,7 @@ def test_the_picture_keeps_gaps_limits_and_units_apart() -> None:
     west = frame[frame["region"] == "eu-west"]
     assert west["value"].isna().sum() == 8, "two unknown hours stay unknown"
     assert frame["at"].min() >= shown.start and frame["at"].max() <= shown.end
+    assert set(shown.bands) == {("price", "EUR/MWh"), ("price", "USD/MWh")}, "carbon is not forecast here"
     assert list(shown.limits["nordics"]["kw"]) == [9.0, 3.0] and list(shown.limits["eu-west"]["kw"]) == [6.0, 2.0]
     assert max(shown.loads["nordics"]["kw"]) > 3.0 and set(shown.loads) == {"eu-west", "nordics"}
 
@@ -95,6 +96,47 @@ def test_the_picture_keeps_gaps_limits_and_units_apart() -> None:
     assert axes == ["kW", "kW", "EUR/MWh", "gCO2e/kWh", "USD/MWh"]
     assert all(len(rows) for pane in drawn for rows in pane["datasets"].values())
     assert all(pane["layer"][0]["data"]["name"] in pane["datasets"] for pane in drawn)
+
+
+def test_a_band_is_drawn_where_something_is_forecast_and_breaks_where_nothing_is() -> None:
+    hours = [START + timedelta(hours=i) for i in range(8)]
+    low, high = [None, 1.0, 2.0, None, 3.0, None, None, None], [None, 5.0, 6.0, None, 7.0, 9.0, None, None]
+    signal = {
+        "region": "a", "kind": "price", "unit": "EUR/MWh", "source": "x", "start": START.isoformat(), "slot_s": 3600,
+        "values": [3.0] * 8, "basis": ["published"] + ["model"] * 7, "low": low, "high": high,
+    }  # fmt: skip
+    shown = charts.picture(None, [signal], [], [{"name": "a"}], NOW)
+    band = shown.bands[("price", "EUR/MWh")]
+    drawn = [(row.at.to_pydatetime(), row.low, row.high, row.run) for row in band.itertuples()]
+    assert drawn == [
+        (hours[1], 1.0, 5.0, "a 1"),
+        (hours[2], 2.0, 6.0, "a 1"),
+        (hours[3], 2.0, 6.0, "a 1"),  # each run to the end of its last slot
+        (hours[4], 3.0, 7.0, "a 2"),
+        (hours[5], 3.0, 7.0, "a 2"),
+    ]
+    ((_, pane),) = charts.draw(shown, {"a": "#0072b2"})
+    line, area, now = pane.to_dict()["layer"]
+    assert (line["mark"]["type"], area["mark"]["type"], now["mark"]["type"]) == ("line", "area", "rule")
+    assert (area["encoding"]["y"]["field"], area["encoding"]["y2"]["field"]) == ("low", "high")
+
+
+def test_what_the_plan_is_made_with() -> None:
+    def signal(*basis: str, reason: str = "") -> dict[str, Any]:
+        return {"region": "<a>", "kind": "price", "start": START.isoformat(), "slot_s": 3600, "basis": basis, "reason": reason}
+
+    told = parts.made_of([signal("published", "published", "repeat-day", reason="history of <7> days")], NOW)
+    assert "<b>&lt;a&gt; price</b>: published until 05:00, then repeat-day until 06:00 (history of &lt;7&gt; days)." in told
+    turns = parts.made_of([signal(*["held", "unknown"] * 5)], NOW)
+    assert turns.count("until") == 4 and "and so on in turns" in turns
+    assert parts.made_of([], NOW) == parts.made_of([signal()], NOW) == ""
+
+
+def test_a_region_whose_sources_all_fail_says_so() -> None:
+    fails = {"source": "x", "state": "failed", "chosen": False, "age_s": None, "error": "no answer"}
+    signals = [{"region": "r", "kind": "price", "why": "x: no answer", "sources": [fails]}]
+    said = parts.regions([{"name": "r", "reachable": True}], NOW, signals)
+    assert "<small>no price source</small>" not in said and '<small title="x: no answer">x failed</small>' in said
 
 
 def test_a_picture_of_nothing() -> None:
