@@ -22,9 +22,9 @@ class MissingSecret(FeedError):
 def resolve(feed: Feed, options: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
     """The feed's secrets by name, from the file or variable that ``options`` name, else from each secret's own variable.
 
-    Raises MissingSecret, with one line for the first that is not there.
+    Those that these options do not need are left out. Raises MissingSecret, with one line for the first that is not there.
     """
-    return {secret.name: _one(feed, secret, options, environ) for secret in feed.secrets}
+    return {secret.name: _one(feed, secret, options, environ) for secret in feed.secrets if secret.is_needed(options)}
 
 
 def _one(feed: Feed, secret: Secret, options: Mapping[str, Any], environ: Mapping[str, str]) -> str:

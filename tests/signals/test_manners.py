@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from signals.feeds import FEEDS
 from signals.feeds.base import FeedError, Secret
 from signals.feeds.synthetic import FEED
 from signals.manners import FAILURES_TO_OPEN, Manners, Validators
@@ -202,3 +203,11 @@ def test_a_missing_secret_is_one_clear_line(tmp_path: Path) -> None:
 
 def test_what_a_provider_repeats_is_scrubbed() -> None:
     assert scrub("invalid token s3cret for bob", {"token": "s3cret", "username": "bob"}) == "invalid token (token) for bob"
+
+
+def test_a_secret_that_is_not_sent_is_not_needed() -> None:
+    http = FEEDS["http"]
+    assert resolve(http, {"url": "http://x"}, {}) == {}
+    assert resolve(http, {"url": "http://x", "token_param": "key"}, {"GRIDSHIFT_HTTP_TOKEN": "abc"}) == {"token": "abc"}
+    with pytest.raises(MissingSecret, match="set GRIDSHIFT_HTTP_TOKEN or token_file"):
+        resolve(http, {"url": "http://x", "token_header": "Authorization"}, {})
