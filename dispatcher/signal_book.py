@@ -116,7 +116,7 @@ class ChainStatus:
 
 
 @dataclass
-class _Source:
+class Source:
     """One link of a region's chain: what it is, when to ask it again, how it went last time."""
 
     feed: str
@@ -173,10 +173,10 @@ class SignalBook:
         }
         #: What the feeds say, where what the site pays is something else.
         self._wholesale: dict[str, SlotSeries | None] = {}
-        self._chains: dict[tuple[str, str], list[_Source]] = {}
+        self._chains: dict[tuple[str, str], list[Source]] = {}
         for region in config.regions:
             for what, chain in (("price", region.price), ("carbon", region.carbon)):
-                self._chains[(region.name, what)] = list(_sources(chain, what, replaying=config.replay is not None))
+                self._chains[(region.name, what)] = list(sources_of(chain, what, replaying=config.replay is not None))
         self._lock = threading.Lock()
         self._series: dict[tuple[str, str], SlotSeries | None] = {}
         self._status: tuple[ChainStatus, ...] = ()
@@ -367,10 +367,10 @@ class SignalBook:
         if not flight.cancelled() and not self._closing.is_set():
             self.arrived()
 
-    def _flying(self) -> list[_Source]:
+    def _flying(self) -> list[Source]:
         return [source for chain in self._chains.values() for source in chain if source.flight is not None]
 
-    def _next(self, region: str, what: str, chain: list[_Source], now: datetime) -> _Source | None:
+    def _next(self, region: str, what: str, chain: list[Source], now: datetime) -> Source | None:
         """The first source that is due, as long as none before it is fresh: later ones are asked only when needed."""
         for source in chain:
             if source.flight is not None:
@@ -384,7 +384,7 @@ class SignalBook:
                 return None
         return None
 
-    def _ask(self, source: _Source, region: str, what: str, now: datetime) -> FetchResult:
+    def _ask(self, source: Source, region: str, what: str, now: datetime) -> FetchResult:
         horizon = timedelta(seconds=self._config.planner_settings().horizon_s)
         return self._fetch(
             source.feed,
@@ -410,7 +410,7 @@ class SignalBook:
                     flight, source.flight, source.slow = source.flight, None, False
                     self._take(source, region, what, flight.result(), now)
 
-    def _take(self, source: _Source, region: str, what: str, result: FetchResult, now: datetime) -> None:
+    def _take(self, source: Source, region: str, what: str, result: FetchResult, now: datetime) -> None:
         """Keep an answer and decide when to ask again."""
         source.seen_at, source.warnings, source.disabled = None, result.warnings, result.disabled
         source.until = max((t for t in (source.until, result.known_until()) if t is not None), default=None)
@@ -439,7 +439,7 @@ class SignalBook:
             poll_s *= self._rng.uniform(1.0, 1.0 + _JITTER)
         source.due_at = now + timedelta(seconds=max(poll_s, result.wait_s * self._speed))
 
-    def _judged(self, source: _Source, result: FetchResult, now: datetime) -> list[SignalPoint]:
+    def _judged(self, source: Source, result: FetchResult, now: datetime) -> list[SignalPoint]:
         """The answer's points without those that are as they were; those that are new and hardly possible marked SUSPECT."""
         start = min(p.start for p in result.points) - timedelta(days=2)
         end = max(p.end for p in result.points)
@@ -464,7 +464,7 @@ class SignalBook:
 
     # --- choosing and laying --------------------------------------------------------------------------------------
 
-    def _look(self, source: _Source, region: str, what: str, now: datetime) -> None:
+    def _look(self, source: Source, region: str, what: str, now: datetime) -> None:
         """See what the store holds of a source, and so how it stands."""
         if source.seen_at == now:
             return
@@ -488,7 +488,7 @@ class SignalBook:
         else:
             source.state = "failed" if source.error is not None and not source.points else "stale"
 
-    def _lay(self, region: str, what: str, chain: list[_Source], now: datetime) -> tuple[SlotSeries | None, ChainStatus | None]:
+    def _lay(self, region: str, what: str, chain: list[Source], now: datetime) -> tuple[SlotSeries | None, ChainStatus | None]:
         """The first source that is fresh wins; else the first that is suspect; else the first that knows anything ahead."""
         if not chain:
             return None, None
@@ -523,7 +523,7 @@ class SignalBook:
             log.warning("%s", error)
             return None
 
-    def _on_slots(self, source: _Source, region: str, what: str, now: datetime) -> SlotSeries | None:
+    def _on_slots(self, source: Source, region: str, what: str, now: datetime) -> SlotSeries | None:
         """A source's points on the planner's slots; None when that leaves every slot unknown."""
         start, slot_s, slots = self._slots(now)
         points = source.points
@@ -542,7 +542,7 @@ class SignalBook:
         return series if any(value is not None for value in series.values) else None
 
     @staticmethod
-    def _source_status(source: _Source, chosen: bool, why: str, now: datetime) -> SourceStatus:
+    def _source_status(source: Source, chosen: bool, why: str, now: datetime) -> SourceStatus:
         last = source.last
         good_at = source.good_at or max((p.retrieved_at for p in source.points), default=None)
         return SourceStatus(
@@ -593,7 +593,7 @@ def _hold(series: SlotSeries, points: list[SignalPoint], now: datetime, max_age:
     return replace(series, values=tuple(values), basis=tuple(basis))
 
 
-def _why(source: _Source, is_chosen: bool, chosen: _Source | None, *, first: bool) -> str:
+def _why(source: Source, is_chosen: bool, chosen: Source | None, *, first: bool) -> str:
     """Why a source was chosen or not, in a few words."""
     ends = "no values" if source.last is None else f"no value for now (its last ends {source.last.end:%Y-%m-%d %H:%M}Z)"
     if is_chosen:
@@ -615,7 +615,8 @@ def _why(source: _Source, is_chosen: bool, chosen: _Source | None, *, first: boo
     return ends
 
 
-def _sources(chain: list[dict[str, Any]], what: str, *, replaying: bool) -> Iterator[_Source]:
+def sources_of(chain: list[dict[str, Any]], what: str, *, replaying: bool) -> Iterator[Source]:
+    """The links of a configured chain of "price" or "carbon"; a feed that comes twice gets a second name."""
     names: set[str] = set()
     for entry in chain:
         options = {key: value for key, value in entry.items() if key != "feed"}
@@ -628,4 +629,4 @@ def _sources(chain: list[dict[str, Any]], what: str, *, replaying: bool) -> Iter
             name = options["source"] = f"{entry.get('source', feed)}-{count}"
         names.add(name)
         max_age = duration("max_age", options["max_age"]) if "max_age" in options else MAX_AGE[what]
-        yield _Source(feed, options, name, max_age)
+        yield Source(feed, options, name, max_age)

@@ -12,7 +12,7 @@ from typing import Any
 from dispatcher.config import Config, RegionConfig
 from dispatcher.errors import BadInput
 from dispatcher.forecasts import DAYS, LEARNED
-from dispatcher.signal_book import _sources as sources_of
+from dispatcher.signal_book import sources_of
 from signals.backfill import Backfilled, Step, backfill
 from signals.feeds.base import INVALID, NO_DATA, FeedError
 from signals.forecast import slot_series
