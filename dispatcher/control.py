@@ -142,6 +142,8 @@ class Control:
         self._demand: dict[str, tuple[DemandCharge, ...]] = {}
         self.nudge: Callable[[], None] = lambda: None
         self.nudge_plan: Callable[[], None] = lambda: None
+        self.nudge_ingest: Callable[[], None] = lambda: None
+        self.nudge_forecast: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
         self._inflight: set[str] = set()
         self._said_at: dict[str, float] = {}
@@ -664,11 +666,12 @@ class Control:
         """Fetch what feeds have to say and lay it on the planner's slots."""
         if self.book.refresh(now):
             self.nudge_plan()
+            self.nudge_forecast()
 
     def forecast(self, now: datetime) -> None:
-        """Make forecasts anew where more has become known; the next ingest lays them on the planner's slots."""
-        if self._forecasts is not None and self.book.ready:
-            self._forecasts.refresh(self.book.learnable(), now)
+        """Make forecasts anew where more has become known; ingest lays them on the planner's slots."""
+        if self._forecasts is not None and self.book.ready and self._forecasts.refresh(self.book.learnable(), now):
+            self.nudge_ingest()
 
     def housekeeping(self, now: datetime) -> None:
         """Delete ended attempts on their clusters, late enough to be safe, and thin out signals that grow old."""

@@ -90,9 +90,10 @@ def _state(state: object) -> Text:
 
 def signal_view(signal: Json, width: int) -> RenderableType:
     """One signal as the planner sees it: what is known of it, a plot, and the sources that were considered."""
-    parts: list[RenderableType] = [Text(clean(_head(signal))), *_told(signal), *plot(signal, width)]
+    listed = {**signal, "why": None} if signal.get("sources") else signal  # each source says its own below
+    parts: list[RenderableType] = [Text(clean(_head(signal))), *_told(listed), *plot(signal, width)]
     if signal.get("sources"):
-        made = table("source", "state", "age", "known until", "quality", "asked again", "why", right=["age"])
+        made = table("source", "state", "age", "known until", "quality", "asked again", "reason", right=["age"])
         for source in signal["sources"]:
             made.add_row(
                 cell(f"{source['source']}{' *' if source['chosen'] else ''}"),

@@ -270,9 +270,10 @@ def run(config: Config, *, on_ready: Callable[[], None] = lambda: None) -> int:
             ),
         )
         control.loops.append(Loop("leader", 5.0, _leadership_check(leadership)))
-        live = LiveLoops(control.loops, clock, nudged={"control": 0.005, "plan": 0.5, "ingest": 0.5})
+        live = LiveLoops(control.loops, clock, nudged={"control": 0.005, "plan": 0.5, "ingest": 0.5, "forecast": 0.5})
         control.nudge, control.nudge_plan = (lambda: live.nudge("control")), (lambda: live.nudge("plan"))
-        book.arrived = lambda: live.nudge("ingest")
+        control.nudge_ingest, control.nudge_forecast = (lambda: live.nudge("ingest")), (lambda: live.nudge("forecast"))
+        book.arrived = control.nudge_ingest
         control.start()
         live.start()
         stack.callback(live.stop)
