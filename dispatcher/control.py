@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,7 +24,7 @@ from dispatcher.forecasts import Forecasts
 from dispatcher.launch import JobEnvironment, submission_for, submission_id
 from dispatcher.loops import Loop
 from dispatcher.peaks import Peaks
-from dispatcher.reconcile import Books, Retry, Usage, checkpoint_timeout, finish, reconcile
+from dispatcher.reconcile import Books, Seen, Usage, checkpoint_timeout, finish, reconcile, retry_after, settled
 from dispatcher.regions import Region
 from dispatcher.signal_book import SignalBook
 from dispatcher.store import Attempt, Change, Job, Store
@@ -61,12 +60,17 @@ STOP_AGAIN_S = 5.0
 LAUNCH_AGAIN_S = 3.0
 #: Wall seconds before an attempt that was lost is followed by the next: a driver orphaned by its head dies within seconds.
 AFTER_LOSS_S = 10.0
+#: Wall seconds for which an attempt that was lost is asked to stop until its cluster answers.
+OWED_S = 900.0
 #: Wall seconds of grace for a checkpoint acknowledgement that is under way when checkpoint_s has passed.
 CHECKPOINT_GRACE_S = 2.0
 #: Sentences written per tick at most; the rest follow in the next ticks.
 MAX_HOLDS = 500
 #: Wall seconds before a waiting job's sentence is written again when only its figures moved.
 SAY_AGAIN_S = 15.0
+#: Ended jobs that are looked at, the latest, and for how long after their end, to book what was not known then.
+SETTLED_JOBS = 1000
+SETTLED_WITHIN = timedelta(days=3)
 #: Wall seconds between two rounds of thinning out old signals.
 THIN_AGAIN_S = 3600.0
 #: So many submissions that cannot be deleted in one go mean that the cluster has a problem.
@@ -147,6 +151,9 @@ class Control:
         self._lock = threading.Lock()
         self._inflight: set[str] = set()
         self._said_at: dict[str, float] = {}
+        self._puzzles: dict[str, str] = {}
+        #: Attempts that count as lost and may live after all, where nobody sees them, and since when (wall): to be stopped.
+        self._owed: dict[str, tuple[Attempt, float]] = {}
         self._refused: dict[str, str] = {}
         self._stopped_at: dict[str, float] = {}
         self._fresh: set[str] = set()  # attempts that this process committed and has never tried to send
@@ -175,6 +182,7 @@ class Control:
             Loop("control", 1.0 if fast <= 60 else 0.25, self.tick),
             Loop("plan", max(0.5, 30.0 / fast), self.plan),
             Loop("ingest", max(1.0, 60.0 / fast), self.ingest),
+            Loop("settle", max(10.0, 900.0 / fast), self.settle),
             Loop("housekeeping", 600.0, self.housekeeping),
         ]
         if self._forecasts is not None:
@@ -238,6 +246,7 @@ class Control:
                 self._jobs.pop(job.id, None)
                 self._views.pop(job.id, None)
                 self._said_at.pop(job.id, None)
+                self._puzzles.pop(job.id, None)
             else:
                 self._jobs[job.id] = job
         with self._lock:
@@ -248,72 +257,65 @@ class Control:
         self._seq = seq  # last: what could not be read is read again
 
     def _changes_from_pictures(self, now: datetime) -> list[Change]:
-        """What the last pictures of the regions mean for the jobs placed there."""
+        """What the last pictures of the regions mean for the jobs placed there. What goes wrong with one holds up no other."""
         changes: list[Change] = []
         pictures = {name: region.picture() for name, region in self.regions.items()}
         for job in list(self._jobs.values()):
             attempt = self._attempts.get(job.id)
             if job.state not in PLACED or attempt is None:
                 continue
-            late = checkpoint_timeout(job, now, CHECKPOINT_GRACE_S * self.clock.speed)
-            if late is not None:
-                changes.append(late)
-                continue
             picture, _, missing = pictures.get(attempt.region, (None, None, Counter[str]()))
             seen = picture.seen.get(attempt.submission_id) if picture is not None else None
-            if seen is None:
+            try:
+                change = self._change_from(job, attempt, seen, missing[attempt.submission_id], now)
+            except Exception as error:
+                if self._puzzles.get(job.id) != str(error):
+                    log.exception("what %s shows of %s cannot be dealt with", attempt.region, attempt.submission_id)
+                self._puzzles[job.id] = str(error)
                 continue
-            if seen.status is None and attempt.accepted_at is None:
-                # The cluster says it has no such submission, and was asked after our last try: it certainly never began.
-                # (What an earlier control plane sent, it sent before this one began.)
-                posted = self._last_post_at.get(attempt.submission_id, self._begun_at)
-                settled = seen.asked_at > posted and missing[attempt.submission_id] >= 2
-                settled = settled and not self._is_inflight(attempt.submission_id)
-                if job.cancel_requested_at is not None and settled:
-                    books = Books(None, self.settings.currency)
-                    reason = "cancelled before its cluster took it"
-                    changes.append(
-                        finish(job, JobState.CANCELLED, reason, now, books=books, attempt=attempt, outcome="refused")
-                    )
-                continue
-            if seen.status is not None and seen.status.status is RayStatus.PENDING and self._is_stopped(job, attempt):
-                # Ray stops a submission that it has not placed yet only when it places it; its owner need not wait for that.
-                books = Books(None, self.settings.currency)
-                reason = f"cancelled; {attempt.region} had not begun it and was told to drop it"
-                changes.append(finish(job, JobState.CANCELLED, reason, now, books=books, attempt=attempt, outcome="stopped"))
-                continue
-            ended_at = min(max(seen.ended_at or now, attempt.started_at or attempt.launched_at), now)
-            ended = seen.status is None or seen.status.status not in ("PENDING", "RUNNING")
-            ran = ended and (attempt.started_at is not None or _ran(seen.status))
-            books = Books(self._usage(job, attempt, ended_at) if ran else None, self.settings.currency)
-            change = reconcile(
-                job,
-                attempt,
-                seen,
-                now,
-                books=books,
-                retry=self._retry(job.id) if ended else Retry(AFTER_LOSS_S * self.clock.speed, 0),
-                times_missing=missing[attempt.submission_id],
-                missing_s=missing[attempt.submission_id] * self.regions[attempt.region].config.observe_s,
-            )
             if change is not None:
                 changes.append(change)
                 if change.attempt_fields.get("outcome") == "lost":
-                    # Should it live after all, where nobody sees it, it ends before the next attempt begins.
-                    self._start_effect(attempt, self._stopper(attempt))
+                    self._owed[attempt.submission_id] = (attempt, self._wall())
         return changes
+
+    def _change_from(self, job: Job, attempt: Attempt, seen: Seen | None, times_missing: int, now: datetime) -> Change | None:
+        late = checkpoint_timeout(job, now, CHECKPOINT_GRACE_S * self.clock.speed)
+        if late is not None or seen is None:
+            return late
+        if seen.status is None and attempt.accepted_at is None:
+            # The cluster says it has no such submission, and was asked after our last try: it certainly never began.
+            # (What an earlier control plane sent, it sent before this one began.)
+            posted = self._last_post_at.get(attempt.submission_id, self._begun_at)
+            settled = seen.asked_at > posted and times_missing >= 2 and not self._is_inflight(attempt.submission_id)
+            if job.cancel_requested_at is None or not settled:
+                return None
+            books = Books(None, self.settings.currency)
+            reason = "cancelled before its cluster took it"
+            return finish(job, JobState.CANCELLED, reason, now, books=books, attempt=attempt, outcome="refused")
+        if seen.status is not None and seen.status.status is RayStatus.PENDING and self._is_stopped(job, attempt):
+            # Ray stops a submission that it has not placed yet only when it places it; its owner need not wait for that.
+            books = Books(None, self.settings.currency)
+            reason = f"cancelled; {attempt.region} had not begun it and was told to drop it"
+            return finish(job, JobState.CANCELLED, reason, now, books=books, attempt=attempt, outcome="stopped")
+        ended_at = min(max(seen.ended_at or now, attempt.started_at or attempt.launched_at), now)
+        ended = seen.status is None or seen.status.status not in ("PENDING", "RUNNING")
+        ran = ended and (attempt.started_at is not None or _ran(seen.status))
+        return reconcile(
+            job,
+            attempt,
+            seen,
+            now,
+            books=Books(self._usage(job, attempt, ended_at) if ran else None, self.settings.currency),
+            retry=retry_after(self.store.attempts(job.id) if ended else (), AFTER_LOSS_S * self.clock.speed),
+            times_missing=times_missing,
+            missing_s=times_missing * self.regions[attempt.region].config.observe_s,
+        )
 
     def _is_stopped(self, job: Job, attempt: Attempt) -> bool:
         """Whether a job that is being cancelled was stopped long enough ago for Ray to have done so."""
         asked = self._stopped_at.get(attempt.submission_id)
         return job.cancel_requested_at is not None and asked is not None and self._wall() - asked > STOP_AGAIN_S
-
-    def _retry(self, job_id: str) -> Retry:
-        attempts = sorted(self.store.attempts(job_id), key=lambda attempt: attempt.attempt)
-        before = [attempt for attempt in attempts if attempt.ended_at is not None]
-        failed_starts = len(list(takewhile(lambda a: a.outcome == "refused" and a.accepted_at is not None, reversed(before))))
-        losses = sum(attempt.outcome == "lost" for attempt in attempts)
-        return Retry(AFTER_LOSS_S * self.clock.speed, losses, failed_starts)
 
     def _usage(self, job: Job, attempt: Attempt, ended_at: datetime) -> Usage | None:
         """Modelled energy, cost and carbon of an attempt over its run; None when it never ran."""
@@ -367,7 +369,12 @@ class Control:
         draws = Counter[str]()
         for job in self._jobs.values():
             attempt = self._attempts.get(job.id)
-            if attempt is not None and job.state in PLACED and attempt.region in self.regions:
+            if (
+                attempt is not None
+                and attempt.started_at is not None
+                and job.state in PLACED
+                and attempt.region in self.regions
+            ):
                 draws[attempt.region] += round(job.flex.power_w * self.regions[attempt.region].config.pue)
         for region in self.regions:
             self._peaks.note(region, now, float(draws[region]))
@@ -478,6 +485,12 @@ class Control:
                 self._start_effect(attempt, lambda job=job, attempt=attempt: self._launch(job, attempt))  # type: ignore[misc]
             elif to_stop:
                 self._start_effect(attempt, self._stopper(attempt))
+        for sid, (attempt, since) in list(self._owed.items()):
+            if self._wall() - since > OWED_S or attempt.region not in self.regions:
+                self._owed.pop(sid, None)
+                self._forget(sid)
+            else:
+                self._start_effect(attempt, self._stopper(attempt, owed=True))
 
     def _is_inflight(self, sid: str) -> bool:
         with self._lock:
@@ -581,11 +594,14 @@ class Control:
             attempt_fields={"ended_at": now, "outcome": "refused", "message": str(error)},
         )
 
-    def _stopper(self, attempt: Attempt) -> Callable[[], None]:
+    def _stopper(self, attempt: Attempt, *, owed: bool = False) -> Callable[[], None]:
         def stop() -> None:
             try:
                 self.regions[attempt.region].cluster.stop(attempt.submission_id)
-                self._stopped_at.setdefault(attempt.submission_id, self._wall())
+                if owed:
+                    self._owed.pop(attempt.submission_id, None)
+                else:
+                    self._stopped_at.setdefault(attempt.submission_id, self._wall())
             except ClusterUnreachable as error:
                 log.warning("stop of %s in %s got no answer: %s", attempt.submission_id, attempt.region, error)
             finally:
@@ -672,6 +688,25 @@ class Control:
         """Make forecasts anew where more has become known; ingest lays them on the planner's slots."""
         if self._forecasts is not None and self.book.ready and self._forecasts.refresh(self.book.learnable(), now):
             self.nudge_ingest()
+
+    def settle(self, now: datetime) -> None:
+        """Book anew what jobs that ended lately cost and emitted, where a feed was late; it is known by now, or tried again."""
+        changes = []
+        for job in self.store.ray_jobs(SETTLED_JOBS):
+            late = job.energy_kwh is not None and (job.cost is None or job.carbon_kg is None)
+            if job.state in ENDED and late and job.finished_at is not None and now - job.finished_at < SETTLED_WITHIN:
+                usages = [
+                    usage
+                    for attempt in self.store.attempts(job.id)
+                    if attempt.ended_at is not None
+                    and attempt.region in self.regions
+                    and (attempt.started_at is not None or attempt.outcome in ("succeeded", "failed"))
+                    and (usage := self._usage(job, attempt, attempt.ended_at)) is not None
+                ]
+                change = settled(job, usages, now)
+                if change is not None:
+                    changes.append(change)
+        self._record(changes)
 
     def housekeeping(self, now: datetime) -> None:
         """Delete ended attempts on their clusters, late enough to be safe, and thin out signals that grow old."""

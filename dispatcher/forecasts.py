@@ -47,6 +47,7 @@ class Series:
     kind: Kind
     source: str
     zone: str
+    variant: str = ""
 
 
 class Forecasts:
@@ -69,7 +70,8 @@ class Forecasts:
     def refresh(self, wanted: Sequence[Series], now: datetime) -> bool:
         """Make forecasts anew where more has become known; return whether one changed. One that fails keeps the old one."""
         changed = False
-        for series in wanted:
+        # The one that was tried longest ago first, so that one that fails holds up no other.
+        for series in sorted(wanted, key=lambda one: self._made_at.get(one, float("-inf"))):
             made_at = self._made_at.get(series)
             if made_at is not None and self._wall() - made_at < AGAIN_S:
                 continue
@@ -83,16 +85,18 @@ class Forecasts:
                 made = self._make(
                     self._past(series, until, now), Wanted(until, self._slot_s, DAYS, series.zone, series.what == "carbon")
                 )
-            except SignalError as error:
-                log.warning("no forecast of %s of %s (%s): %s", series.what, series.region, series.source, error)
+            except Exception as error:  # whatever it is, the others have theirs; the loop tries again
+                told = (series.what, series.region, series.source, error)
+                log.warning("no forecast of %s of %s (%s): %s", *told, exc_info=not isinstance(error, SignalError))
                 continue
             self._known_until[series] = until
             with self._lock:
                 self._made[series] = made
             changed = True
         with self._lock:
-            for gone in set(self._made) - set(wanted):
-                del self._made[gone]
+            for gone in set(self._made_at) - set(wanted):
+                for kept in (self._made, self._made_at, self._known_until):
+                    kept.pop(gone, None)
         return changed
 
     def _past(self, series: Series, until: datetime, now: datetime) -> Past:
@@ -111,4 +115,4 @@ class Forecasts:
     def _read(self, series: Series, start: datetime, end: datetime, now: datetime) -> list[SignalPoint]:
         """What was measured or published: a publisher's own forecast is not learned from, and neither is what is doubted."""
         points = self._signals.read(series.region, series.kind, start, end, now, source=series.source)
-        return [p for p in points if p.quality not in (Quality.FORECAST, Quality.SUSPECT)]
+        return [p for p in points if p.variant == series.variant and p.quality not in (Quality.FORECAST, Quality.SUSPECT)]

@@ -81,22 +81,25 @@ class PlanWorker:
         try:
             return pool.submit(call, *args).result(timeout=PLAN_LIMIT_S)
         except BrokenProcessPool as error:
-            self._drop()
+            self._drop(pool)
             raise PlanFailed(f"the worker process died; it is started again for the next {what}") from error
         except TimeoutError as error:
-            self._drop()
+            self._drop(pool)
             raise PlanFailed(f"no {what} within {PLAN_LIMIT_S:g} s; the worker process is replaced") from error
 
-    def _drop(self) -> None:
+    def _drop(self, pool: ProcessPoolExecutor) -> None:
         with self._lock:
-            pool, self._pool = self._pool, None
-        if pool is not None:
-            _end(pool)
+            if self._pool is pool:  # another caller may have replaced it already
+                self._pool = None
+        _end(pool)
 
     def close(self) -> None:
         """End the worker; a plan that is waited for fails."""
-        self._closed = True
-        self._drop()
+        with self._lock:
+            self._closed = True
+            pool = self._pool
+        if pool is not None:
+            self._drop(pool)
 
 
 def _new_pool() -> ProcessPoolExecutor:

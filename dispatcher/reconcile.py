@@ -3,8 +3,10 @@
 It knows nothing of clusters or stores. A status that could not be fetched never reaches it: unknown moves nothing.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import takewhile
 from typing import Any
 
 from dispatcher.clusters import AttemptStatus, RayStatus
@@ -66,12 +68,22 @@ def _headline(message: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """``after_s`` (clock seconds) is how long the next attempt waits after a loss, ``losses`` how many came before,
-    ``failed_starts`` how many attempts in a row before this one its cluster took and could not start."""
+    """``after_s`` (clock seconds) is how long the next attempt waits after a loss, ``losses`` how many came before.
+    ``never_began`` is how many attempts in a row before this one never began, ``unstarted`` how many of those, in a row, their
+    cluster could not start."""
 
     after_s: float
     losses: int
-    failed_starts: int = 0
+    never_began: int = 0
+    unstarted: int = 0
+
+
+def retry_after(attempts: Sequence[Attempt], after_s: float) -> Retry:
+    """What a job's attempts so far mean for its next one."""
+    ended = sorted((a for a in attempts if a.ended_at is not None), key=lambda a: a.attempt, reverse=True)
+    idle = list(takewhile(lambda a: a.outcome in ("refused", "unstarted") and a.accepted_at is not None, ended))
+    unstarted = len(list(takewhile(lambda a: a.outcome == "unstarted", idle)))
+    return Retry(after_s, sum(a.outcome == "lost" for a in attempts), len(idle), unstarted)
 
 
 def _usage_fields(job: Job, books: Books) -> dict[str, Any]:
@@ -94,6 +106,22 @@ def _usage_fields(job: Job, books: Books) -> dict[str, Any]:
         "cost_currency": currency,
         "carbon_kg": total(job.carbon_kg, usage.carbon_kg),
     }
+
+
+def settled(job: Job, usages: Sequence[Usage], now: datetime) -> Change | None:
+    """The change that books what an ended job cost and emitted, from the usage of all its attempts, once that is known; None
+    when it tells nothing new."""
+    cost = sum(u.cost for u in usages if u.cost is not None) if usages and all(u.cost is not None for u in usages) else None
+    known = [u.carbon_kg for u in usages if u.carbon_kg is not None]
+    carbon_kg = sum(known) if usages and len(known) == len(usages) else None
+    fields = {
+        name: value
+        for name, value in (("cost", cost), ("carbon_kg", carbon_kg))
+        if value is not None and getattr(job, name) is None
+    }
+    if not fields:
+        return None
+    return Change(job_id=job.id, at=now, kind="settle", reason=job.reason, expect=job.state, fields=fields)
 
 
 def finish(
@@ -159,7 +187,7 @@ def lost(job: Job, attempt: Attempt, why: str, now: datetime, *, books: Books, r
     )
 
 
-def launch_failed(job: Job, why: str, now: datetime, retry: Retry) -> Change:
+def launch_failed(job: Job, why: str, now: datetime, retry: Retry, outcome: str = "refused") -> Change:
     """The change for an attempt that never began: the job waits for its turn again, and no attempt counts as lost."""
     return Change(
         job_id=job.id,
@@ -170,8 +198,8 @@ def launch_failed(job: Job, why: str, now: datetime, retry: Retry) -> Change:
         expect_attempt=job.attempt,
         to=JobState.PAUSED if job.pauses else JobState.QUEUED,
         # Each time it waits twice as long: what did not start five times is not waited for by others.
-        fields={"not_before_at": now + timedelta(seconds=retry.after_s * 2 ** min(retry.failed_starts, 6))},
-        attempt_fields={"ended_at": now, "outcome": "refused", "message": why},
+        fields={"not_before_at": now + timedelta(seconds=retry.after_s * 2 ** min(retry.never_began, 6))},
+        attempt_fields={"ended_at": now, "outcome": outcome, "message": why},
     )
 
 
@@ -322,12 +350,15 @@ def reconcile(
             return lost(job, attempt, "it was stopped before its checkpoint was saved", now, retry=retry, books=books)
         reason = f"stopped in {attempt.region} by someone other than gridshift"
         return finish(job, JobState.CANCELLED, reason, ended_at, outcome="stopped", books=books, attempt=attempt, seen=status)
-    if status.error_type == START_FAILURE and job.state is JobState.LAUNCHING and retry.failed_starts + 1 >= MAX_START_FAILURES:
-        why = _headline(status.message) or START_FAILURE
-        reason = f"{attempt.region} could not start it {MAX_START_FAILURES} times: {why}"
-        return finish(job, JobState.FAILED, reason, ended_at, outcome="refused", books=books, attempt=attempt, seen=status)
     if status.error_type in NEVER_BEGAN and job.state is JobState.LAUNCHING:
-        return launch_failed(job, _headline(status.message) or str(status.error_type), now, retry)
+        why = _headline(status.message) or str(status.error_type)
+        broken = status.error_type == START_FAILURE
+        if broken and retry.unstarted + 1 >= MAX_START_FAILURES:
+            reason = f"{attempt.region} could not start it {MAX_START_FAILURES} times: {why}"
+            return finish(
+                job, JobState.FAILED, reason, ended_at, outcome="unstarted", books=books, attempt=attempt, seen=status
+            )
+        return launch_failed(job, why, now, retry, "unstarted" if broken else "refused")
     if status.error_type in LOST_ERRORS:
         return lost(job, attempt, status.message or str(status.error_type), now, retry=retry, books=books)
     reason = _headline(status.message) or f"failed in {attempt.region}"

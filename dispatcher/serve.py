@@ -244,11 +244,12 @@ def run(config: Config, *, on_ready: Callable[[], None] = lambda: None) -> int:
             stack.callback(region.cluster.close)
         addresses = {region.name: (region.address, region.token()) for region in config.regions}
         follower = LogFollower(logs, lambda name: addresses[name])
-        worker = PlanWorker()
+        worker, forecaster = PlanWorker(), PlanWorker()  # a long forecast must not keep a plan waiting
         stack.callback(worker.close)
+        stack.callback(forecaster.close)
         pools = RegionPools([region.name for region in regions])
         stack.callback(pools.close)
-        forecasts = Forecasts(signals, worker.forecast, slot_s=int(config.planner_settings().slot_s), wall=time.monotonic)
+        forecasts = Forecasts(signals, forecaster.forecast, slot_s=int(config.planner_settings().slot_s), wall=time.monotonic)
         book = SignalBook(config, signals, parallel=FEEDS_AT_ONCE, forecast_of=forecasts.of)
         stack.callback(book.close)
         control = Control(
@@ -277,7 +278,8 @@ def run(config: Config, *, on_ready: Callable[[], None] = lambda: None) -> int:
         control.start()
         live.start()
         stack.callback(live.stop)
-        stack.callback(worker.close)  # before the loops: one of them may be waiting for a plan
+        stack.callback(worker.close)  # before the loops: one of them may be waiting for a plan, or for a forecast
+        stack.callback(forecaster.close)
         plane = ControlPlane(control, packages=packages, logs=logs, signals=signals, data_dir=data_dir)
         # What lives as long as the process need not be looked at again and again; the rest is looked at less often than by
         # default, since each look walks through every job in memory.

@@ -110,7 +110,7 @@ class Simulation:
         )
         self._plan_wanted = False
         self.control.nudge_plan = self._want_plan
-        periods = {"control": tick_s, "plan": plan_s, "ingest": 900.0, "housekeeping": 3600.0}
+        periods = {"control": tick_s, "plan": plan_s, "ingest": 900.0, "settle": 900.0, "housekeeping": 3600.0}
         table = {loop.name: loop for loop in self.control.loops}
         for name, period_s in periods.items():
             table[name].period_s = period_s
@@ -127,6 +127,7 @@ class Simulation:
             table["control"],
             Loop("plan if wanted", tick_s, self._plan_if_wanted),
             table["plan"],
+            table["settle"],
             table["housekeeping"],
         ]
 

@@ -10,38 +10,64 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 #: Wall seconds from a connection, or from the first byte of a request, to the end of its headers.
 HEADERS_S = 20.0
+#: A body must bring so many bytes in so many wall seconds.
+BODY_S, BODY_BYTES = 20.0, 1000
 
 
 class PatientProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP/1.1, closing connections whose headers do not come: a few hundred of them would use up every file that
-    the process may open, and then nobody is answered."""
+    """uvicorn's HTTP/1.1, closing connections whose headers do not come and whose bodies only trickle: a few hundred of them
+    would use up every file that the process may open, and then nobody is answered."""
 
-    headers_s = HEADERS_S
+    headers_s, body_s = HEADERS_S, BODY_S
     _waiting: asyncio.TimerHandle | None = None
+    _arrived = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait."""
+        """Wait for headers."""
         super().connection_made(transport)
-        self._wait()
+        self._wait_for_headers()
+
+    def data_received(self, data: bytes) -> None:
+        """Count."""
+        self._arrived += len(data)
+        super().data_received(data)
 
     def on_message_begin(self) -> None:
-        """Begin to wait anew for a request on a connection that is kept."""
-        self._wait()
+        """Wait anew for the headers of a request on a connection that is kept."""
+        self._wait_for_headers()
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """Wait no longer."""
-        self._wait_no_more()
+        """Wait for the body."""
+        self._wait_for_body()
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """Wait no longer; only when it was answered before it was whole, nobody else waits for the next request."""
+        self._wait_no_more()
+        super().on_message_complete()
+        if self.cycle is not None and self.cycle.response_complete:
+            self._wait_for_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait no longer."""
         self._wait_no_more()
         super().connection_lost(exc)
 
-    def _wait(self) -> None:
+    def _wait_for_headers(self) -> None:
         self._wait_no_more()
         self._waiting = self.loop.call_later(self.headers_s, self.transport.abort)
+
+    def _wait_for_body(self) -> None:
+        self._wait_no_more()
+        self._waiting = self.loop.call_later(self.body_s, self._look, self._arrived)
+
+    def _look(self, arrived_before: int) -> None:
+        # While we ourselves have stopped reading, the client cannot send.
+        if self.flow.read_paused or self._arrived - arrived_before >= BODY_BYTES:
+            self._wait_for_body()
+        else:
+            self.transport.abort()
 
     def _wait_no_more(self) -> None:
         if self._waiting is not None:

@@ -70,7 +70,8 @@ class Job:
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """One try at a job on one cluster. ``submission_id`` is ``<job id>-<attempt>``; ``ray_session`` is the session_name of
-    the cluster that took it (None until known). ``outcome``: succeeded, failed, stopped, lost, refused; None while it lives."""
+    the cluster that took it (None until known). ``outcome``: succeeded, failed, stopped, lost, refused,
+    unstarted (its cluster took it and could not start it); None while it lives."""
 
     job_id: str
     attempt: int

@@ -293,3 +293,22 @@ def test_half_a_request_is_not_waited_for(server: Server, monkeypatch: pytest.Mo
         time.sleep(0.5)  # longer than headers may take: that is what is tested
         s.sendall(b':"true" }')
         assert b"200 OK" in s.recv(1000)
+
+
+def test_a_body_that_only_trickles_is_not_waited_for(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PatientProtocol, "body_s", 0.2)
+    head = f"POST /v1/webhooks/nobody HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nContent-Length: 5000\r\n\r\n".encode()
+    for path in (b"/v1/webhooks/nobody", b"/api/jobs/"):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as s:
+            s.sendall(head.replace(b"/v1/webhooks/nobody", path) + b"x")
+            with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+                while s.recv(1000):
+                    s.sendall(b"x")  # also after it was answered
+    # one that is large and steady is taken
+    body = b'{"entrypoint": "' + b"x" * 60_000 + b'"}'
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as s:
+        s.sendall(f"POST /api/jobs/ HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nContent-Length: {len(body)}\r\n\r\n".encode())
+        for at in range(0, len(body), 15_000):
+            s.sendall(body[at : at + 15_000])
+            time.sleep(0.15)  # in all longer than one look
+        assert b"200 OK" in s.recv(1000)

@@ -4,10 +4,14 @@ minds at awkward moments."""
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+import pytest
+
 from dispatcher.clusters.simulated import Workload
 from dispatcher.config import Config
+from dispatcher.errors import ClusterUnreachable
+from dispatcher.reconcile import Usage
 from dispatcher.simulation import Simulation
-from dispatcher.store import Change, Job, Request
+from dispatcher.store import Attempt, Change, Job, Request
 from policies.flexibility import parse_flexibility
 from policies.world import JobState
 
@@ -165,3 +169,69 @@ def test_a_flood_of_short_jobs_is_started_in_bits() -> None:
     assert 16 < max(starting) <= 32
     advance(sim, 3600)
     assert all(state(sim, f"j{n}") is JobState.SUCCEEDED for n in range(100))
+
+
+def test_what_goes_wrong_with_one_job_holds_up_no_other(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    sim = simulation()
+    advance(sim, 3)
+    submit(sim, "odd", run_s=5.0)
+    submit(sim, "plain", run_s=5.0)
+    real = sim.control._usage
+
+    def usage(job: Job, attempt: Attempt, ended_at: datetime) -> Usage | None:
+        if job.id == "odd" and broken:
+            raise ValueError("two currencies")
+        return real(job, attempt, ended_at)
+
+    broken = True
+    monkeypatch.setattr(sim.control, "_usage", usage)
+    advance(sim, 30)
+    assert (state(sim, "odd"), state(sim, "plain")) == (JobState.RUNNING, JobState.SUCCEEDED)
+    assert sum("cannot be dealt with" in record.message for record in caplog.records) == 1, "said once, not each second"
+    broken = False
+    advance(sim, 5)
+    assert state(sim, "odd") is JobState.SUCCEEDED
+
+
+def test_an_attempt_that_was_lost_is_stopped_once_its_cluster_answers_again() -> None:
+    sim = simulation(price=[{"feed": "synthetic", "price_swing": 0.0, "noise": 0.0}])
+    advance(sim, 3)
+    submit(sim, "j", run_s=600.0)
+    advance(sim, 10)
+    asked: list[str] = []
+    cluster = sim.clusters["a"]
+    real_stop, real_statuses = cluster.stop, cluster.statuses
+    cluster.statuses = lambda ids: dict.fromkeys(ids)  # type: ignore[method-assign]
+    failures = 3
+
+    def stop(submission_id: str) -> None:
+        asked.append(submission_id)
+        if len(asked) <= failures:
+            raise ClusterUnreachable("no answer", maybe_sent=True)
+        real_stop(submission_id)
+
+    cluster.stop = stop  # type: ignore[method-assign]
+    advance(sim, 65)
+    assert state(sim, "j") is JobState.FAILED, "it may not be tried again, and its cluster denies it"
+    cluster.statuses = real_statuses  # type: ignore[method-assign]
+    advance(sim, 60)
+    assert asked == ["j-1"] * 4
+    status = cluster.statuses(["j-1"])["j-1"]
+    assert status is not None and status.status == "STOPPED"
+
+
+def test_what_a_late_feed_says_is_booked_when_it_comes() -> None:
+    sim = simulation()
+    advance(sim, 3)
+    submit(sim, "j", run_s=60.0)
+    real = sim.control.book.usage
+    sim.control.book.usage = lambda *of: replace(real(*of), carbon_kg=None)  # type: ignore[method-assign]
+    advance(sim, 120)
+    before = sim.store.job("j")
+    assert before is not None and before.state is JobState.SUCCEEDED and before.cost is not None and before.carbon_kg is None
+    sim.control.book.usage = lambda *of: replace(real(*of), carbon_kg=1.5)  # type: ignore[method-assign]
+    advance(sim, 1000)
+    after = sim.store.job("j")
+    assert after is not None and (after.carbon_kg, after.cost, after.reason) == (1.5, before.cost, before.reason)

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from dispatcher.clusters import AttemptStatus, RayStatus
-from dispatcher.reconcile import Books, Retry, Seen, Usage, checkpoint_timeout, reconcile
+from dispatcher.reconcile import Books, Retry, Seen, Usage, checkpoint_timeout, reconcile, retry_after, settled
 from dispatcher.states import EDGES
 from dispatcher.store import Attempt, Change, Job, Request
 from policies.world import Flexibility, JobState, Pausable
@@ -143,7 +143,7 @@ def test_a_job_that_its_cluster_cannot_start_is_tried_three_times() -> None:
             Seen(broken, NOW, "s1"),
             NOW,
             books=Books(None, "EUR"),
-            retry=Retry(10.0, 0, failed_starts),
+            retry=Retry(10.0, 0, failed_starts, failed_starts),
             times_missing=0,
         )
         assert change is not None
@@ -152,7 +152,29 @@ def test_a_job_that_its_cluster_cannot_start_is_tried_three_times() -> None:
     waits = [after(n).fields["not_before_at"] - NOW for n in (0, 1)]
     assert waits == [timedelta(seconds=10), timedelta(seconds=20)]
     assert after(1).to is JobState.QUEUED
+    assert after(1).attempt_fields["outcome"] == "unstarted"
     assert (after(2).to, after(2).reason) == (JobState.FAILED, "r could not start it 3 times: E: no")
+
+
+def test_only_failed_starts_in_a_row_count_against_a_job() -> None:
+    def tried(*outcomes: str | None) -> list[Attempt]:
+        return [
+            Attempt("j", n, "r", f"j-{n}", EARLIER, accepted_at=EARLIER, ended_at=NOW if outcome else None, outcome=outcome)
+            for n, outcome in enumerate(outcomes, 1)
+        ]
+
+    assert retry_after(tried("refused", "refused", None), 10.0) == Retry(10.0, 0, 2, 0), "no room is not the job's fault"
+    assert retry_after(tried("unstarted", "refused", "unstarted", "unstarted", None), 10.0) == Retry(10.0, 0, 4, 2)
+    assert retry_after(tried("unstarted", "unstarted", "lost", None), 10.0) == Retry(10.0, 1, 0, 0)
+
+
+def test_what_was_not_known_at_the_end_is_booked_later() -> None:
+    ended = replace(JOB, state=JobState.SUCCEEDED, reason="finished in r", energy_kwh=2.0, cost=0.5, carbon_kg=None)
+    assert settled(ended, [Usage(1.0, 0.2, 0.3), Usage(1.0, 0.3, None)], NOW) is None
+    change = settled(ended, [Usage(1.0, 0.2, 0.3), Usage(1.0, 0.3, 0.4)], NOW)
+    assert change is not None and change.to is None and change.reason == "finished in r"
+    assert change.fields == {"carbon_kg": pytest.approx(0.7)}, "what is booked already stays"
+    assert settled(replace(ended, cost=None), [], NOW) is None
 
 
 def test_a_job_that_finds_no_room_waits_longer_and_longer_but_never_fails() -> None:
