@@ -343,6 +343,8 @@ def signals_backfill(
     """
     from contextlib import closing
 
+    from sqlalchemy.exc import SQLAlchemyError
+
     from dispatcher.clock import SystemClock
     from dispatcher.signal_tools import backfill_of, iso
     from signals.points import SignalError
@@ -351,8 +353,8 @@ def signals_backfill(
     config = load_config(config_path)
     # A replay's present begins at its start: what counts as learned later it would never see.
     now: Callable[[], datetime] = SystemClock().now if config.replay is None else _always(config.replay.start)
-    with closing(open_store(config)) as store, _Windows() as progress:
-        try:
+    try:
+        with closing(open_store(config)) as store, _Windows() as progress:
             name, start, end, done = backfill_of(
                 config,
                 SignalStore(store.engine),
@@ -364,18 +366,22 @@ def signals_backfill(
                 now=now,
                 progress=progress.step,
             )
-        except SignalError as error:
-            fail(error, FAILURE)
+    except SignalError as error:
+        fail(error, FAILURE)
+    except SQLAlchemyError as error:
+        what = str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
+        fail(f"database: {what or type(error).__name__}; what was stored stays, run it again for the rest", FAILURE)
     answer: dict[str, Any] = {"region": region, "kind": kind, "source": name, "start": iso(start), "end": iso(end)}
     answer |= {key: getattr(done, key) for key in ("skipped", "fetched", "failed", "left", "stored")}
     answer["errors"] = [{"kind": error.kind, "message": error.message} for error in done.errors]
+    answer["warnings"] = list(done.warnings)
 
     def view() -> RenderableType:
         from rich.text import Text
 
         told = f"{region} {kind} from {name}: {done.stored} new points; windows: {done.fetched} fetched"
         told += f", {done.skipped} there already, {done.failed} failed" + (f", {done.left} left out" if done.left else "")
-        return Text(told)
+        return Text("\n".join([told, *(f"doubted: {warning}" for warning in done.warnings)]))
 
     show(answer, as_json, view)
     if done.failed:

@@ -147,7 +147,7 @@ def read_secret(data_dir: Path) -> bytes:
             except FileExistsError:
                 pass  # another process was faster; its secret holds
             except OSError as error:
-                raise ConfigError(f"{path}: cannot be made: {error.strerror}; data_dir needs a file system with links") from error
+                raise ConfigError(f"{path}: cannot be made: {error.strerror}; data_dir needs hard links") from error
     secret = path.read_bytes()
     if len(secret) < 32:
         raise ConfigError(f"{path}: holds {len(secret)} bytes, 32 are needed; remove it while no job runs, and it is made anew")

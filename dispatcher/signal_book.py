@@ -24,10 +24,10 @@ from dispatcher.reconcile import Usage
 from policies.accounting import energy_kwh, weighted_mean
 from signals.feeds import FEEDS
 from signals.feeds.base import duration
-from signals.forecast import slot_series
+from signals.forecast import PUBLISHED, REPEAT_DAY, SUSPECT, UNKNOWN, slot_series, usable
 from signals.ingest import FetchResult, fetch, owner_of
 from signals.manners import Manners
-from signals.plausibility import judge
+from signals.plausibility import judge, possible
 from signals.points import Kind, Quality, SignalError, SignalPoint
 from signals.retention import Retention
 from signals.series import SlotForecast, SlotSeries
@@ -38,8 +38,12 @@ log = logging.getLogger(__name__)
 #: How far back points are read to repeat an earlier day.
 LOOK_BACK = timedelta(days=8)
 #: How far ahead of a replay's present a file's values count as published, unless its options say otherwise: a replay that saw
-#: the whole file would know the future.
-REPLAY_LOOKAHEAD = "24h"
+#: the whole file would know the future. Prices are published a day ahead, what was emitted is measured.
+REPLAY_LOOKAHEAD = {"price": "24h", "carbon": "0s"}
+#: A publisher's forecast that is older than this says nothing of the present.
+FORECAST_AGE = timedelta(hours=6)
+#: What a source said of the past may be revised for so long; asked anew, it need not say again what was before.
+REVISED = timedelta(days=2)
 #: How old a source's last value may be, unless its entry says ``max_age``. Carbon is published an hour or two late and moves
 #: slowly; a price is known ahead or not at all.
 MAX_AGE = {"price": timedelta(0), "carbon": timedelta(hours=3)}
@@ -47,6 +51,30 @@ MAX_AGE = {"price": timedelta(0), "carbon": timedelta(hours=3)}
 PATIENCE_S = 3.0
 #: A feed that publishes nothing new is asked less and less often, up to so many times its own period and this.
 _IDLE_MOST, _IDLE_MOST_S = 4.0, 3600.0
+#: Wall seconds after which a failed feed is asked again, then twice as many, and so on, while nothing of its chain is fresh.
+_RETRY_S, _RETRY_MOST_S = 60.0, 3600.0
+#: Wall seconds between two questions to a feed that is not on this machine, however fast a replay's clock runs.
+_MIN_WALL_S = 5.0
+_HERE = frozenset({"csv", "synthetic"})
+#: Options that say of which place a feed's values are: a source is named after the first of them that is given.
+_PLACES = (
+    "zone",
+    "bzn",
+    "node",
+    "pnode_id",
+    "price_area",
+    "area",
+    "location",
+    "respondent",
+    "network_region",
+    "region_id",
+    "regionid",
+    "region",
+    "postcode",
+    "gsp",
+    "country",
+)
+_PLACE_CHARACTERS = 60
 #: Asking times drift apart by up to this share, so that not everybody asks at once.
 _JITTER = 0.1
 #: Transactions of one round of thinning out; a later round goes on where it stopped.
@@ -55,6 +83,15 @@ THIN_TRANSACTIONS = 200
 ALARM_FAILURES = 3
 #: Basis of a slot that has a source's last value, for want of anything better.
 HELD = "held"
+#: How a basis that is not published is told.
+_BASES = {
+    HELD: "its last value is held",
+    "model": "our forecast serves",
+    "blend": "our forecast serves",
+    REPEAT_DAY: "earlier days are repeated",
+    SUSPECT: "its values are doubted",
+    UNKNOWN: "nothing is known for now",
+}
 
 State = Literal["fresh", "stale", "suspect", "failed", "disabled", "waiting"]
 
@@ -137,8 +174,15 @@ class Source:
     # What the store holds of it, as seen at ``seen_at``:
     seen_at: datetime | None = None
     points: list[SignalPoint] = field(default_factory=list)
+    used: list[SignalPoint] = field(default_factory=list)  # those of the one series (variant, unit) that is in use
     last: SignalPoint | None = None
     state: State = "waiting"
+    lacks: str = ""  # why it is not fresh, where it has values for now
+    units: tuple[str, ...] = ()  # the several units of its points, where it changed them
+
+
+class Closing(Exception):
+    """A request that waited for its turn was broken off: nobody asks any more."""
 
 
 class SignalBook:
@@ -173,10 +217,13 @@ class SignalBook:
         }
         #: What the feeds say, where what the site pays is something else.
         self._wholesale: dict[str, SlotSeries | None] = {}
+        #: What is wrong with a region's tariff and the price that it follows, and with the means of a signal: told once.
+        self._wrong: dict[tuple[str, str], str] = {}
         self._chains: dict[tuple[str, str], list[Source]] = {}
         for region in config.regions:
             for what, chain in (("price", region.price), ("carbon", region.carbon)):
-                self._chains[(region.name, what)] = list(sources_of(chain, what, replaying=config.replay is not None))
+                asked = chain if what == "carbon" or self._unasked(region.name) is None else []
+                self._chains[(region.name, what)] = list(sources_of(asked, what, replaying=config.replay is not None))
         self._lock = threading.Lock()
         self._series: dict[tuple[str, str], SlotSeries | None] = {}
         self._status: tuple[ChainStatus, ...] = ()
@@ -227,7 +274,17 @@ class SignalBook:
         )
 
     def _mean(self, region: str, what: str, start: datetime, end: datetime, as_of: datetime) -> float | None:
-        """Time-weighted mean over an interval from the source that is in use, as known now; None unless fully covered."""
+        """Time-weighted mean over an interval from the source that is in use, as known now; None unless it is fully covered by
+        values of that series that nobody doubts."""
+        try:
+            mean = self._mean_of(region, what, start, end, as_of)
+        except SignalError as error:  # a tariff in other money than the price that it follows
+            self._tell_wrong(region, f"mean of {what}", str(error))
+            return None
+        self._tell_wrong(region, f"mean of {what}", None)
+        return mean
+
+    def _mean_of(self, region: str, what: str, start: datetime, end: datetime, as_of: datetime) -> float | None:
         if what == "price" and (tariff := self._tariffs.get(region)) is not None:
             with self._lock:
                 wholesale = self._wholesale.get(region)
@@ -235,13 +292,33 @@ class SignalBook:
             if tariff.needs_wholesale:
                 if wholesale is None:
                     return None
-                points = self._signals.read(region, Kind.PRICE, start, end, as_of, source=wholesale.source)
+                points = self._of_series(wholesale, region, what, start, end, as_of)
             return weighted_mean(price_points(tariff, points, start, end, region=region, known_at=as_of), start, end)
         series = self.series(region, what)
         if series is None:
             return None
+        return weighted_mean(self._of_series(series, region, what, start, end, as_of), start, end)
+
+    def _of_series(
+        self, series: SlotSeries, region: str, what: str, start: datetime, end: datetime, as_of: datetime
+    ) -> list[SignalPoint]:
+        """The points of the series that is planned with: its source, its variant, its money."""
         points = self._signals.read(region, self._kind(region, what), start, end, as_of, source=series.source)
-        return weighted_mean(points, start, end)
+        return [p for p in points if (p.variant, p.unit) == (series.variant, series.unit)]
+
+    def _tell_wrong(self, region: str, what: str, sentence: str | None) -> None:
+        """Log what is wrong once, and again when it changes; None: nothing is."""
+        with self._lock:
+            before = self._wrong.pop((region, what), None)
+            if sentence is not None:
+                self._wrong[(region, what)] = sentence
+        if sentence is not None and sentence != before:
+            log.warning("%s of region %s: %s", what, region, sentence)
+
+    def _unasked(self, region: str) -> str | None:
+        """Why a region's price feeds are not asked; None when they are."""
+        tariff = self._tariffs.get(region)
+        return None if tariff is None or tariff.needs_wholesale else f"a {tariff.type} tariff: no feed is asked for the price"
 
     def status(self, now: datetime) -> list[ChainStatus]:
         """How each configured chain stood at the last refresh, with ages as of ``now``; thread-safe."""
@@ -262,7 +339,9 @@ class SignalBook:
             series = self.series(region, what)
             if not chain:
                 continue
-            errors = "; ".join(f"{source.feed}: {source.error or 'no value for now'}" for source in chain)
+            with self._lock:
+                wrong = self._wrong.get((region, "tariff")) if what == "price" else None
+            errors = wrong or "; ".join(f"{source.feed}: {source.error or source.lacks or _doubts(source)}" for source in chain)
             if series is None or series.at(now) is None:
                 found.append((f"signal {region} {what}", region, f"{what} of {region} is unknown: {errors}"))
             elif all(source.failures >= ALARM_FAILURES or source.disabled for source in chain):
@@ -284,13 +363,13 @@ class SignalBook:
                 series = self._wholesale.get(region) if what == "price" else None
                 series = series or self._series.get((region, what))
             if chain and series is not None and any(source.name == series.source for source in chain):
-                found.append(self._series_of(region, what, series.source))
+                found.append(self._series_of(region, what, series.source, series.variant))
         return found
 
-    def _series_of(self, region: str, what: str, source: str) -> Series:
+    def _series_of(self, region: str, what: str, source: str, variant: str) -> Series:
         config = self._regions[region]
         zone = config.timezone or (config.tariff.timezone if config.tariff is not None else "UTC")
-        return Series(region, what, self._kind(region, what), source, zone)
+        return Series(region, what, self._kind(region, what), source, zone, variant=variant)
 
     def _kind(self, region: str, what: str) -> Kind:
         if what == "price":
@@ -317,7 +396,8 @@ class SignalBook:
             if what == "price" and (tariff := self._tariffs.get(region)) is not None:
                 with self._lock:
                     self._wholesale[region] = series
-                series = self._retail(tariff, series, now)
+                series = self._retail(region, tariff, series, now)
+                status = self._with_tariff(region, status)
             with self._lock:
                 before = self._series.get((region, what))
                 self._series[(region, what)] = series
@@ -334,13 +414,17 @@ class SignalBook:
         sent = []
         for (region, what), chain in self._chains.items():
             source = self._next(region, what, chain, now)
-            if source is None:
+            if source is None or self._closing.is_set():
                 continue
+            since = self._since(source, region, what, now)
             if self._pool is not None:
-                source.flight = self._pool.submit(self._ask, source, region, what, now)
+                source.flight = self._pool.submit(self._ask, source, region, what, now, since)
             else:
                 source.flight = Future()
-                source.flight.set_result(self._ask(source, region, what, now))
+                try:
+                    source.flight.set_result(self._ask(source, region, what, now, since))
+                except Exception as error:  # noqa: BLE001 - it is told when the answer is taken
+                    source.flight.set_exception(error)
             source.slow = False
             sent.append(source.flight)
         return sent
@@ -384,7 +468,15 @@ class SignalBook:
                 return None
         return None
 
-    def _ask(self, source: Source, region: str, what: str, now: datetime) -> FetchResult:
+    def _since(self, source: Source, region: str, what: str, now: datetime) -> datetime:
+        """From when on a source is asked: all that is looked back at, or only what it may have revised since it said it."""
+        if source.good_at is None:
+            return now - LOOK_BACK
+        self._look(source, region, what, now)
+        actual = [p.end for p in source.used if p.quality not in (Quality.FORECAST, Quality.SUSPECT)]
+        return max(now - LOOK_BACK, min(max(actual), now) - REVISED) if actual else now - LOOK_BACK
+
+    def _ask(self, source: Source, region: str, what: str, now: datetime, since: datetime) -> FetchResult:
         horizon = timedelta(seconds=self._config.planner_settings().horizon_s)
         return self._fetch(
             source.feed,
@@ -392,7 +484,7 @@ class SignalBook:
             region=region,
             kind=self._kind(region, what),
             now=now,
-            window_start=now - LOOK_BACK,
+            window_start=since,
             window_end=now + horizon + timedelta(days=1),
             session=self._session,
             manners=self.manners,
@@ -400,7 +492,8 @@ class SignalBook:
         )
 
     def _sleep(self, seconds: float) -> None:
-        self._closing.wait(seconds)
+        if self._closing.wait(seconds):
+            raise Closing
 
     def _collect(self, now: datetime) -> None:
         """Take what has come."""
@@ -408,7 +501,12 @@ class SignalBook:
             for source in chain:
                 if source.flight is not None and source.flight.done():
                     flight, source.flight, source.slow = source.flight, None, False
-                    self._take(source, region, what, flight.result(), now)
+                    try:
+                        self._take(source, region, what, flight.result(), now)
+                    except Exception as error:  # whatever it is, it is this source's trouble and nobody else's
+                        log.debug("feed %s for %s of %s", source.name, what, region, exc_info=error)
+                        source.seen_at = None
+                        self._failed(source, region, what, f"it could not be asked ({type(error).__name__})", now)
 
     def _take(self, source: Source, region: str, what: str, result: FetchResult, now: datetime) -> None:
         """Keep an answer and decide when to ask again."""
@@ -420,28 +518,53 @@ class SignalBook:
                 new = self._signals.append(points)
             if result.gaps:
                 self._signals.note_gaps(result.gaps, now)
-        except Exception:
+        except Exception as error:
             self.manners.forget(owner_of(source.feed, source.name, region, result.kind))
-            raise  # not due later: what could not be kept is fetched again
-        poll_s = float(FEEDS[source.feed].poll_s)
+            why = str(error) if isinstance(error, SignalError) else type(error).__name__
+            log.debug("feed %s for %s of %s", source.name, what, region, exc_info=error)
+            self._failed(source, region, what, f"what it says could not be kept: {why}", now, result.wait_s)
+            return
         if result.error is not None:
-            if source.error != result.error.message:
-                log.warning("feed %s for %s of %s: %s", source.name, what, region, result.error.message)
-            source.error = result.error.message
-            source.failures += 1
-            poll_s = min(poll_s * 2 ** min(source.failures, 12), max(poll_s, 3600.0))  # less often while it does not work
+            self._failed(source, region, what, result.error.message, now, result.wait_s)
+            return
+        source.failures, source.error, source.good_at = 0, None, result.retrieved_at
+        source.idle = 0 if new else source.idle + 1
+        poll_s = float(FEEDS[source.feed].poll_s)
+        most_s = max(poll_s, min(poll_s * _IDLE_MOST, _IDLE_MOST_S))
+        self._postpone(source, min(poll_s * 2 ** min(max(source.idle - 1, 0), 12), most_s), now, result.wait_s)
+
+    def _failed(self, source: Source, region: str, what: str, why: str, now: datetime, wait_s: float = 0.0) -> None:
+        """Note a failure. The source is asked again soon while its chain knows nothing better, else less and less often."""
+        if source.error != why:
+            log.warning("feed %s for %s of %s: %s", source.name, what, region, why)
+        source.error = why
+        source.failures += 1
+        source.due_at = now
+        poll_s = float(FEEDS[source.feed].poll_s)
+        most_s = max(poll_s, _RETRY_MOST_S)
+        if source.disabled or self._any_fresh(region, what, now):
+            again_s = poll_s * 2 ** min(source.failures, 12)
         else:
-            source.failures, source.error, source.good_at = 0, None, result.retrieved_at
-            source.idle = 0 if new else source.idle + 1
-            most_s = max(poll_s, min(poll_s * _IDLE_MOST, _IDLE_MOST_S))
-            poll_s = min(poll_s * 2 ** min(max(source.idle - 1, 0), 12), most_s)
+            again_s = _RETRY_S * self._speed * 2 ** min(source.failures - 1, 12)
+        self._postpone(source, min(again_s, most_s), now, wait_s)
+
+    def _any_fresh(self, region: str, what: str, now: datetime) -> bool:
+        chain = self._chains[(region, what)]
+        for source in chain:
+            self._look(source, region, what, now)
+        return any(source.state == "fresh" for source in chain)
+
+    def _postpone(self, source: Source, again_s: float, now: datetime, wait_s: float) -> None:
+        """Ask again after ``again_s`` on the clock and ``wait_s`` on the wall."""
         if self._rng is not None:
-            poll_s *= self._rng.uniform(1.0, 1.0 + _JITTER)
-        source.due_at = now + timedelta(seconds=max(poll_s, result.wait_s * self._speed))
+            again_s *= self._rng.uniform(1.0, 1.0 + _JITTER)
+        if self._config.replay is not None and source.feed not in _HERE:
+            wait_s = max(wait_s, _MIN_WALL_S)
+        source.due_at = now + timedelta(seconds=max(again_s, wait_s * self._speed))
 
     def _judged(self, source: Source, result: FetchResult, now: datetime) -> list[SignalPoint]:
         """The answer's points without those that are as they were; those that are new and hardly possible marked SUSPECT."""
-        start = min(p.start for p in result.points) - timedelta(days=2)
+        start = min(min(p.start for p in result.points) - timedelta(days=2), now - LOOK_BACK)
         end = max(p.end for p in result.points)
         history = self._signals.read(result.region, result.kind, start, end, now, source=source.name)
         known = {(p.variant, p.start, p.end): p for p in history}
@@ -475,10 +598,16 @@ class SignalBook:
             region, kind, now - LOOK_BACK - timedelta(hours=1), now + ahead, now, source=source.name
         )
         source.seen_at = now
+        source.used = usable(source.points, now)
         source.last = max(source.points, key=lambda p: (p.end, p.start, p.retrieved_at), default=None)
-        current = _current(source.points, now, source.max_age)
-        if any(p.quality is not Quality.SUSPECT for p in current):
+        source.lacks = ""
+        current = _current(source.used, now, source.max_age)
+        trusted = [p for p in current if p.quality is not Quality.SUSPECT]
+        if any(p.quality is not Quality.FORECAST or now - _told_at(p, source) <= FORECAST_AGE for p in trusted):
             source.state = "fresh"
+        elif trusted:
+            source.state = "stale"
+            source.lacks = f"only a forecast of {max(_told_at(p, source) for p in trusted):%Y-%m-%d %H:%M}Z for now"
         elif current:
             source.state = "suspect"
         elif source.disabled:
@@ -489,24 +618,34 @@ class SignalBook:
             source.state = "failed" if source.error is not None and not source.points else "stale"
 
     def _lay(self, region: str, what: str, chain: list[Source], now: datetime) -> tuple[SlotSeries | None, ChainStatus | None]:
-        """The first source that is fresh wins; else the first that is suspect; else the first that knows anything ahead."""
+        """The first source that is fresh wins; else the first that has some value for now, be it an earlier day's; else the
+        first whose value for now is doubted; else the first that knows anything ahead."""
         if not chain:
-            return None, None
+            why = self._unasked(region) if what == "price" else None
+            return None, None if why is None else ChainStatus(region, what, str(self._kind(region, what)), why, ())
         for source in chain:
             self._look(source, region, what, now)
-        order = [*(s for s in chain if s.state == "fresh"), *(s for s in chain if s.state == "suspect"), *chain]
-        chosen, series = None, None
-        for source in order:
-            series = self._on_slots(source, region, what, now)
-            if series is not None:
-                chosen = source
-                break
-        reasons = {id(s): _why(s, s is chosen, chosen, first=s is chain[0]) for s in chain}
+        chosen, series = self._choose(region, what, chain, now)
+        basis = _basis_at(series, now)
+        reasons = {id(s): _why(s, s is chosen, chosen, basis, first=s is chain[0]) for s in chain}
         sources = tuple(self._source_status(s, s is chosen, reasons[id(s)], now) for s in chain)
         # Those before the chosen one say why they lost.
         lost = chain[: chain.index(chosen)] if chosen is not None else chain
         sentences = [f"{s.name}: {reasons[id(s)]}" for s in [*lost, *([chosen] if chosen is not None else [])]]
         return series, ChainStatus(region, what, str(self._kind(region, what)), "; ".join(sentences), sources)
+
+    def _choose(self, region: str, what: str, chain: list[Source], now: datetime) -> tuple[Source | None, SlotSeries | None]:
+        laid: list[tuple[Source, SlotSeries]] = []
+        for source in [*(s for s in chain if s.state == "fresh"), *(s for s in chain if s.state != "fresh")]:
+            series = self._on_slots(source, region, what, now)
+            if series is None:
+                continue
+            if source.state == "fresh":
+                return source, series
+            laid.append((source, series))
+        doubt = {PUBLISHED: 0, SUSPECT: 1, UNKNOWN: 2}
+        # The first of the best: what is not doubted and not unknown is as good as published.
+        return min(laid, key=lambda one: doubt.get(_basis_at(one[1], now), 0), default=(None, None))
 
     def _slots(self, now: datetime) -> tuple[datetime, int, int]:
         """The planner's slots from the one under way on: start, length in s, number."""
@@ -514,31 +653,47 @@ class SignalBook:
         start = now - (now - datetime.min.replace(tzinfo=now.tzinfo)) % timedelta(seconds=settings.slot_s)
         return start, settings.slot_s, int(settings.horizon_s // settings.slot_s) + 1
 
-    def _retail(self, tariff: Tariff, wholesale: SlotSeries | None, now: datetime) -> SlotSeries | None:
+    def _retail(self, region: str, tariff: Tariff, wholesale: SlotSeries | None, now: datetime) -> SlotSeries | None:
         """What the site pays, on the planner's slots; None while its wholesale price is unknown or in other money."""
         start, slot_s, slots = self._slots(now)
+        wrong, series = None, None
         try:
-            return price_series(tariff, wholesale, start=start, slot_s=slot_s, slots=slots)
+            series = price_series(tariff, wholesale, start=start, slot_s=slot_s, slots=slots)
         except SignalError as error:
-            log.warning("%s", error)
-            return None
+            wrong = str(error)
+        self._tell_wrong(region, "tariff", wrong)
+        return series
+
+    def _with_tariff(self, region: str, status: ChainStatus | None) -> ChainStatus | None:
+        """How a price came about, with what is wrong with the tariff that makes it."""
+        with self._lock:
+            wrong = self._wrong.get((region, "tariff"))
+        return status if status is None or wrong is None else replace(status, why=f"{status.why}; {wrong}")
 
     def _on_slots(self, source: Source, region: str, what: str, now: datetime) -> SlotSeries | None:
         """A source's points on the planner's slots; None when that leaves every slot unknown."""
         start, slot_s, slots = self._slots(now)
-        points = source.points
-        if source.state != "suspect":
-            points = [p for p in points if p.quality is not Quality.SUSPECT]
+        # What is doubted serves where nothing else is there; what is impossible serves nobody.
+        doubted = source.state == "suspect"
+        points = [p for p in source.used if possible(p) and (doubted or p.quality is not Quality.SUSPECT)]
         if not points:
             return None
-        beyond = self._forecast_of(self._series_of(region, what, source.name))
-        try:
-            series = slot_series(points, now=now, start=start, slot_s=slot_s, slots=slots, source=source.name, beyond=beyond)
-        except SignalError as error:  # a source that changed its currency: not something to plan with
-            source.error, source.state = str(error), "failed"
-            return None
+        variant = points[0].variant
+        units = tuple(sorted({p.unit for p in source.points if p.variant == variant}))
+        if len(units) > 1 and units != source.units:
+            log.warning(
+                "feed %s for %s of %s: it changed its unit; of %s only %s is used",
+                *(source.name, what, region, " and ".join(units), points[0].unit),
+            )
+        source.units = units
+        # A forecast that learned from values in another unit would be wrong by the rate between them.
+        beyond = self._forecast_of(self._series_of(region, what, source.name, variant)) if len(units) == 1 else None
+        series = slot_series(
+            points, now=now, start=start, slot_s=slot_s, slots=slots, source=source.name, variant=variant, beyond=beyond
+        )
         if source.state in ("fresh", "suspect"):
-            series = _hold(series, points, now, source.max_age)
+            trusted = [p for p in points if p.quality is not Quality.SUSPECT]
+            series = _hold(series, trusted, now, source.max_age, first=what == "carbon")
         return series if any(value is not None for value in series.values) else None
 
     @staticmethod
@@ -563,7 +718,13 @@ class SignalBook:
 def _differ(before: SlotSeries | None, after: SlotSeries | None) -> bool:
     if before is None or after is None:
         return before is not after
-    return (before.values, before.source) != (after.values, after.source)
+    return (before.values, before.unit, before.source) != (after.values, after.unit, after.source)
+
+
+def _doubts(source: Source) -> str:
+    """What is amiss with a source that answers well."""
+    doubted = source.state == "suspect"
+    return ("; ".join(source.doubts) or "its values are doubted") if doubted else "no value for now"
 
 
 def _current(points: list[SignalPoint], now: datetime, max_age: timedelta) -> list[SignalPoint]:
@@ -576,36 +737,54 @@ def _current(points: list[SignalPoint], now: datetime, max_age: timedelta) -> li
     return [p for p in begun if p.end == last] if last + max_age > now else []
 
 
-def _hold(series: SlotSeries, points: list[SignalPoint], now: datetime, max_age: timedelta) -> SlotSeries:
-    """The series with unknown slots filled by the last value, as long as that may be ``max_age`` old."""
-    if series.at(now) is not None:
-        return series
+def _told_at(point: SignalPoint, source: Source) -> datetime:
+    """When a value was said last: its issue, or the last good answer, for what is said again is not kept again."""
+    return point.issued_at or max(point.retrieved_at, source.good_at or point.retrieved_at)
+
+
+def _basis_at(series: SlotSeries | None, now: datetime) -> str:
+    """Where the value for now comes from."""
+    if series is None or series.at(now) is None:
+        return UNKNOWN
+    return series.basis[int((now - series.start).total_seconds() // series.slot_s)]
+
+
+def _hold(series: SlotSeries, points: list[SignalPoint], now: datetime, max_age: timedelta, *, first: bool) -> SlotSeries:
+    """The series with the last value where none is published, as long as that may be ``max_age`` old. With ``first`` it comes
+    before forecasts and earlier days: what moves slowly is most likely as it just was."""
+    weaker = (UNKNOWN, SUSPECT) if not first else (UNKNOWN, SUSPECT, REPEAT_DAY, "model", "blend")
     current = _current(points, now, max_age)
-    if not current:
+    if not current or _basis_at(series, now) not in weaker:
         return series
     last = max(current, key=lambda p: (p.start, p.retrieved_at))
-    values, basis = list(series.values), list(series.basis)
-    for index, value in enumerate(series.values):
+    values, basis, low, high = list(series.values), list(series.basis), list(series.low), list(series.high)
+    for index in range(len(values)):
         start = series.start + timedelta(seconds=series.slot_s * index)
-        if value is not None or start >= last.end + max_age:
+        if basis[index] not in weaker or start >= last.end + max_age:
             break
         values[index], basis[index] = last.value, HELD
-    return replace(series, values=tuple(values), basis=tuple(basis))
+        if low and high:
+            low[index] = high[index] = None
+    return replace(series, values=tuple(values), basis=tuple(basis), low=tuple(low), high=tuple(high))
 
 
-def _why(source: Source, is_chosen: bool, chosen: Source | None, *, first: bool) -> str:
-    """Why a source was chosen or not, in a few words."""
+def _why(source: Source, is_chosen: bool, chosen: Source | None, basis: str, *, first: bool) -> str:
+    """Why a source was chosen or not, in a few words; ``basis`` is that of the chosen one's value for now."""
     ends = "no values" if source.last is None else f"no value for now (its last ends {source.last.end:%Y-%m-%d %H:%M}Z)"
+    ends = source.lacks or ends
+    doubts = "; ".join(source.doubts) or "its values are doubted"
     if is_chosen:
+        said = "" if basis == PUBLISHED else _BASES.get(basis, basis)
         if source.state == "fresh":
-            return "the first source, is fresh" if first else "is fresh"
+            return ("the first source, is fresh" if first else "is fresh") + (f"; {said}" if said else "")
         if source.state == "suspect":
-            return f"is suspect, and nothing better is there ({'; '.join(source.doubts) or 'its values are doubted'})"
-        return f"{source.error or ends}; earlier days are repeated, for nothing better is there"
+            serves = "" if basis in (SUSPECT, UNKNOWN) else f"; {said}"
+            return f"is suspect, and nothing better is there ({doubts}){serves}"
+        return f"{source.error or ends}; {said or 'it serves'}, for nothing better is there"
     if source.state == "fresh":
         return f"is fresh too; {chosen.name if chosen is not None else 'none'} comes first"
     if source.state == "suspect":
-        return f"is suspect ({'; '.join(source.doubts) or 'its values are doubted'})"
+        return f"is suspect ({doubts})"
     if source.error is not None:
         return source.error
     if source.flight is not None:
@@ -616,17 +795,25 @@ def _why(source: Source, is_chosen: bool, chosen: Source | None, *, first: bool)
 
 
 def sources_of(chain: list[dict[str, Any]], what: str, *, replaying: bool) -> Iterator[Source]:
-    """The links of a configured chain of "price" or "carbon"; a feed that comes twice gets a second name."""
+    """The links of a configured chain of "price" or "carbon".
+
+    Without a ``source`` of its own a link is named after its feed and the place that it is asked for, so that another place's
+    values never continue a series. A feed that comes twice gets a second name.
+    """
     names: set[str] = set()
     for entry in chain:
         options = {key: value for key, value in entry.items() if key != "feed"}
         feed = str(entry["feed"])
         if replaying and feed == "csv":
-            options.setdefault("lookahead", REPLAY_LOOKAHEAD)
-        name, count = str(options.get("source", feed)), 1
+            options.setdefault("lookahead", REPLAY_LOOKAHEAD[what])
+        place = next((str(options[key])[:_PLACE_CHARACTERS] for key in _PLACES if key in options), None)
+        plain = str(options.get("source", feed if place is None else f"{feed}:{place}"))
+        name, count = plain, 1
         while name in names:  # the same feed twice, of two zones, say: their points must not mix
             count += 1
-            name = options["source"] = f"{entry.get('source', feed)}-{count}"
+            name = f"{plain}-{count}"
+        if name != feed:
+            options["source"] = name
         names.add(name)
         max_age = duration("max_age", options["max_age"]) if "max_age" in options else MAX_AGE[what]
         yield Source(feed, options, name, max_age)

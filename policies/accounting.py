@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime
 
-from signals.points import SignalPoint
+from signals.points import Quality, SignalPoint
 
 
 def energy_kwh(power_w: float, start: datetime, end: datetime) -> float:
@@ -14,12 +14,16 @@ def energy_kwh(power_w: float, start: datetime, end: datetime) -> float:
 def weighted_mean(points: Sequence[SignalPoint], start: datetime, end: datetime, tolerance_s: float = 1.0) -> float | None:
     """Time-weighted mean of ``points`` over ``[start, end)``, in their unit; None unless they cover it but for ``tolerance_s``.
 
-    Where points overlap, the one that starts later (the finer or newer one) holds from its start on.
+    Where points overlap, the one that starts later (the finer or newer one) holds from its start on. A value that is doubted
+    covers nothing, and values in several units have no mean.
     """
     whole_s = (end - start).total_seconds()
     if whole_s <= 0:
         return None
-    inside = sorted((p for p in points if p.end > start and p.start < end), key=lambda p: (p.start, -p.end.timestamp()))
+    known = [p for p in points if p.quality is not Quality.SUSPECT and p.end > start and p.start < end]
+    if len({p.unit for p in known}) > 1:
+        return None
+    inside = sorted(known, key=lambda p: (p.start, -p.end.timestamp()))
     total, covered_s, reached = 0.0, 0.0, start
     for index, point in enumerate(inside):
         follower = inside[index + 1].start if index + 1 < len(inside) else end

@@ -1,4 +1,5 @@
-"""Fills a store with the past of a feed, in windows that the feed stands, leaving out what is there already.
+"""Fills a store with the past of a feed, in windows that the feed stands, leaving out what is there already and marking what
+is hardly possible (signals.plausibility).
 
 Which windows are asked for is decided purely; asking is signals.ingest.fetch. Stopped at any time it goes on where it was: what
 is stored is not fetched again. Backfilled points count as retrieved when they were fetched, which is the truth, so a reading
@@ -7,7 +8,7 @@ he then sees revisions which nobody had at the time. A feed that gives issue tim
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
@@ -17,13 +18,16 @@ import requests
 from signals.feeds.base import NO_DATA, FeedError
 from signals.ingest import FetchResult, fetch
 from signals.manners import Manners
-from signals.points import Kind, Quality, SignalError, require_utc
+from signals.plausibility import judge
+from signals.points import Kind, Quality, SignalError, SignalPoint, require_utc
 from signals.store import Signals
 
 #: A window that every feed we know answers in one go.
 CHUNK = timedelta(days=7)
 #: Windows in a row that may fail before the rest is left for another time.
 GIVE_UP_AFTER = 3
+#: How far before a window the values reach that it is judged by.
+_JUDGED_BY = timedelta(days=8)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 Span = tuple[datetime, datetime]
@@ -44,7 +48,8 @@ class Step:
 @dataclass(frozen=True, slots=True)
 class Backfilled:
     """What one run did: windows ``skipped`` (there already), ``fetched``, ``failed``, and those ``left`` after it gave up;
-    new points ``stored``; the ``errors`` of the failed ones. A window of which the source has nothing counts as fetched."""
+    new points ``stored``; the ``errors`` of the failed ones. A window of which the source has nothing counts as fetched.
+    ``warnings`` say why values were stored as SUSPECT."""
 
     skipped: int
     fetched: int
@@ -52,6 +57,7 @@ class Backfilled:
     left: int
     stored: int
     errors: tuple[FeedError, ...]
+    warnings: tuple[str, ...] = ()
 
 
 def windows(start: datetime, end: datetime, chunk: timedelta = CHUNK) -> list[Span]:
@@ -107,6 +113,7 @@ def backfill(
     missing = [span for span in plan if again or not _is_there(store, region, kind, source, *span, as_of=now())]
     stored, in_a_row, fetched = 0, 0, 0
     errors: list[FeedError] = []
+    warnings: dict[str, None] = {}
     manners = Manners()  # one for all windows: they go to one provider
     for number, (left, right) in enumerate(missing, start=1):
         at = now()
@@ -123,6 +130,8 @@ def backfill(
         )
         # A source may send more than was asked for: that belongs to other windows.
         points = [point for point in found.points if point.start < right and point.end > left]
+        points, doubts = _judged(store, points, region, kind, source, left, right, at)
+        warnings |= dict.fromkeys(doubts)
         new = store.append(points)
         store.note_gaps([gap for gap in found.gaps if gap.start < right and gap.end > left], at)
         stored += new
@@ -137,7 +146,38 @@ def backfill(
         if in_a_row >= GIVE_UP_AFTER:
             break
     skipped = len(plan) - len(missing)
-    return Backfilled(skipped, fetched, len(errors), len(missing) - fetched - len(errors), stored, tuple(errors))
+    return Backfilled(
+        skipped, fetched, len(errors), len(missing) - fetched - len(errors), stored, tuple(errors), tuple(warnings)
+    )
+
+
+def _judged(
+    store: Signals,
+    points: list[SignalPoint],
+    region: str,
+    kind: Kind,
+    source: str,
+    start: datetime,
+    end: datetime,
+    as_of: datetime,
+) -> tuple[list[SignalPoint], tuple[str, ...]]:
+    """The points of a window, with those that are new there and hardly possible marked SUSPECT, and the reasons.
+
+    They are judged by what is stored of the window and of the days before it, as a poll's are. What was doubted when it was
+    said first stays doubted.
+    """
+    history = store.read(region, kind, start - _JUDGED_BY, end, as_of, source=source)
+    known = {(point.variant, point.start, point.end): point for point in history}
+    kept: list[SignalPoint] = []
+    new: list[SignalPoint] = []
+    for point in points:
+        twin = known.get((point.variant, point.start, point.end))
+        if twin is None or twin.value != point.value:
+            new.append(point)
+        else:
+            kept.append(replace(point, quality=twin.quality) if twin.quality is Quality.SUSPECT else point)
+    judgement = judge(new, history)
+    return kept + list(judgement.points), judgement.warnings
 
 
 def _is_there(store: Signals, region: str, kind: Kind, source: str, start: datetime, end: datetime, *, as_of: datetime) -> bool:

@@ -1,5 +1,5 @@
 """Signals laid on a planner's slots: published values first, then our forecast, then the same time of the latest known day,
-then unknown.
+then what is doubted, then unknown.
 
 Pure; it knows no feeds, stores or time zones. Days are 24 hours of UTC, so no clock change can shift or double an hour.
 """
@@ -13,7 +13,7 @@ from itertools import pairwise
 from signals.points import Quality, SignalError, SignalPoint, require_utc
 from signals.series import SlotForecast, SlotSeries
 
-PUBLISHED, REPEAT_DAY, UNKNOWN = "published", "repeat-day", "unknown"
+PUBLISHED, REPEAT_DAY, SUSPECT, UNKNOWN = "published", "repeat-day", "suspect", "unknown"
 #: How many days back a repeated value may be taken from; readers fetch points from this long before the first slot.
 REPEAT_DAYS = 7
 HISTORY = timedelta(days=REPEAT_DAYS)
@@ -21,6 +21,17 @@ HISTORY = timedelta(days=REPEAT_DAYS)
 MIN_COVER = 0.5
 
 _DAY_S = 86400.0
+
+
+def usable(points: Iterable[SignalPoint], now: datetime, variant: str | None = None) -> list[SignalPoint]:
+    """Of the points known at ``now`` those of one series: of ``variant``, without one of that retrieved last; of those the ones
+    in the unit retrieved last, for a source that changes its currency begins a new series."""
+    known = [p for p in points if p.retrieved_at <= now and (p.issued_at is None or p.issued_at <= now)]
+    if variant is None:
+        variant = max(known, key=lambda p: (p.retrieved_at, p.variant)).variant if known else ""
+    known = [p for p in known if p.variant == variant]
+    unit = max(known, key=lambda p: (p.retrieved_at, p.end, p.unit)).unit if known else ""
+    return [p for p in known if p.unit == unit]
 
 
 def slot_series(
@@ -40,34 +51,31 @@ def slot_series(
     Nothing retrieved or issued after ``now`` is used. Where points overlap, the finer one wins, then an actual over a
     forecast, then the newer. A slot that is partly covered has the mean of the covered part when that is at least half of
     it. A slot without a value has that of ``beyond``, a forecast on the same slots; without one it repeats the latest earlier
-    day (at most REPEAT_DAYS back) that has a value at the same time.
+    day (at most REPEAT_DAYS back) that has a value at the same time. Points that are doubted come after all that.
 
     ``source`` restricts to one source (all by default, and the series' source then names those that were used). Variants are
-    different signals: without ``variant`` the one retrieved last is used. ``unit`` is the series' unit when there are no
-    points. Raises SignalError when points of different regions, kinds or units (currencies) meet, or times are naive.
+    different signals: without ``variant`` the one retrieved last is used; so are units (currencies), of which only the one
+    retrieved last is used. ``unit`` is the series' unit when there are no points. Raises SignalError when points of different
+    regions or kinds meet or are in another unit than that, or times are naive.
     """
     now, start = require_utc("now", now), require_utc("start", start)
     if slot_s <= 0 or slots < 0:
         raise SignalError(f"slots: {slots} of {slot_s} s; need a positive length and a count that is not negative")
-    known = [
-        p
-        for p in points
-        if p.retrieved_at <= now
-        and (p.issued_at is None or p.issued_at <= now)
-        and (source is None or p.source == source)
-        and (variant is None or p.variant == variant)
-    ]
-    if variant is None and known:
-        newest = max(known, key=lambda p: (p.retrieved_at, p.variant)).variant
-        known = [p for p in known if p.variant == newest]
-    for name in ("region", "kind", "unit"):
-        found = sorted({str(getattr(p, name)) for p in known} | ({unit} if name == "unit" and unit else set()))
+    given = [p for p in points if source is None or p.source == source]
+    known = usable(given, now, variant)
+    used_unit = known[0].unit if known else unit
+    for name, found in (
+        ("region", sorted({p.region for p in given})),
+        ("kind", sorted({str(p.kind) for p in given})),
+        ("unit", sorted({used_unit, unit or used_unit})),
+    ):
         if len(found) > 1:
             raise SignalError(f"{name}: {' and '.join(found)} cannot be in one series; choose one")
-    used_unit = known[0].unit if known else unit
+    used_variant = known[0].variant if known else variant or ""
 
     origin = start.timestamp()
-    segments = _segments(known, origin)
+    segments = _segments([p for p in known if p.quality is not Quality.SUSPECT], origin)
+    doubted = _segments([p for p in known if p.quality is Quality.SUSPECT], origin)
     values: list[float | None] = []
     basis: list[str] = []
     low: list[float | None] = [None] * slots
@@ -82,13 +90,15 @@ def slot_series(
         while value is None and day < REPEAT_DAYS:
             day += 1
             value, label = segments.mean(at - day * _DAY_S, at - day * _DAY_S + slot_s), REPEAT_DAY
+        if value is None:
+            value, label = doubted.mean(at, at + slot_s), SUSPECT
         values.append(value)
         basis.append(label if value is not None else UNKNOWN)
     used_source = source or "+".join(sorted({p.source for p in known}))
     if made is None or not any(label == made.basis for label in basis):
-        return SlotSeries(start, slot_s, tuple(values), tuple(basis), used_unit, used_source)
+        return SlotSeries(start, slot_s, tuple(values), tuple(basis), used_unit, used_source, variant=used_variant)
     bands = tuple(low), tuple(high)
-    return SlotSeries(start, slot_s, tuple(values), tuple(basis), used_unit, used_source, *bands, made.reason)
+    return SlotSeries(start, slot_s, tuple(values), tuple(basis), used_unit, used_source, *bands, made.reason, used_variant)
 
 
 class _Steps:

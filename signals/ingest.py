@@ -20,7 +20,7 @@ from signals.gaps import SignalGap
 from signals.manners import Manners
 from signals.points import Kind, SignalError, SignalPoint, require_utc
 from signals.secrets import MissingSecret, resolve, scrub
-from signals.transport import LIMITS, MAX_BODY_BYTES, Limits, Line, NotAllowed, ask, host_of, same_host
+from signals.transport import LIMITS, MAX_BODY_BYTES, Limits, Line, NotAllowed, Refused, ask, host_of, same_host
 
 __all__ = ["MAX_BODY_BYTES", "ChainResult", "FetchResult", "Limits", "chain", "fetch", "owner_of"]
 
@@ -30,6 +30,8 @@ MAX_PAGES = 200
 _PAGES_BODIES = 4
 #: Options that are about a chain's entry and not for the feed.
 _ENTRY_OPTIONS = ("feed", "max_age")
+#: How readers begin the sentence that repeats what a provider says of itself.
+_PROVIDERS_WORDS = "the source "
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,8 @@ class FetchResult:
     """What one fetch of one feed brought.
 
     ``error`` None means that the whole answer was understood. With an error there may still be points: those of the parts
-    that could be read. ``source`` is the points' source. ``unchanged``: the provider says that all is as we had it.
+    that could be read. ``source`` is the points' source. ``unchanged``: the provider says that all is as we had it, or that
+    there is nothing beside that.
     ``disabled``: a secret is missing, so there is no use in asking again until somebody gives it. ``wait_s``: the provider is
     to be left alone for so many wall seconds.
     """
@@ -158,7 +161,7 @@ class _Asking:
         except FeedError as error:  # no session: nothing can be asked
             self._errors.append(error)
         errors, points = self._errors, self._points
-        if points:  # one part of a window may well have nothing: a file of another year, a day not yet published
+        if points or self._unchanged:  # one part may well have nothing: a file of another year, a day not yet published
             errors = [error for error in errors if error.kind != NO_DATA]
         filled = {(p.start, p.end) for p in points.values()}
         gaps = (g for g in self._gaps if (g.start, g.end) not in filled)
@@ -173,7 +176,7 @@ class _Asking:
             gaps=tuple(sorted(gaps, key=lambda g: (g.start, g.end))),
             warnings=tuple(scrub(text, self._secrets) for text in (*self._line.warnings, *self._warnings)),
             error=_plain(errors[0], self._secrets) if errors else None,
-            unchanged=count > 0 and self._unchanged == count,
+            unchanged=self._unchanged > 0 and not (points or self._gaps or errors),
             wait_s=max((manners.wait_s(host) for host in hosts), default=0.0),
         )
 
@@ -212,8 +215,21 @@ class _Asking:
                 self._logged_in_again = True
                 self._line.manners.drop_token(self._session_key, self._secrets.pop("bearer"))
                 self._exchange(self._requests()[index])
+        except Refused as refused:
+            self._errors.append(self._refusal(refused))
         except FeedError as error:
             self._errors.append(error)
+
+    def _refusal(self, refused: Refused) -> FeedError:
+        """What the provider says of its refusal, where the feed's reader finds its words; else the status alone."""
+        query = self._query
+        read = self._feed.parse(
+            refused.body, region=self._region, kind=query.kind, retrieved_at=query.now, options=query.options
+        )
+        said = read.error
+        if said is None or not said.message.startswith(_PROVIDERS_WORDS):
+            return FeedError(refused.kind, refused.message)
+        return FeedError(said.kind, f"{refused.host} answers {refused.status}: {said.message}")
 
     def _exchange(self, request: Request) -> None:
         feed, manners = self._feed, self._line.manners
@@ -286,6 +302,10 @@ class _Asking:
         try:
             if wait_s > 0:
                 self._line.sleep(wait_s)
+        except BaseException:
+            manners.gave_up(name)
+            raise
+        try:
             payload = load(replace(self._query, options=self._options()))
         except FeedError as error:
             if error.kind == ACCESS:

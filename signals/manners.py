@@ -143,6 +143,7 @@ class Manners:
             known = self._hosts.setdefault(host, _Host())
             known.peace_until = max(known.peace_until, self._monotonic() + min(wait_s, PEACE_MOST_S))
             known.asked_for_peace, known.last_error = True, why
+            known.trying = False  # the trial is over: after the pause there is another
 
     def went_well(self, host: str, *, unchanged: bool = False) -> None:
         """The host answered, whatever it said."""

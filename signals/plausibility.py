@@ -17,6 +17,8 @@ from signals.points import Kind, Quality, SignalPoint
 #: What a unit slip multiplies values by: MW and kW, or t and kg; lbs and kg; euro and cent. The first two and their inverses
 #: are far outside of what a series does by itself; a grid's carbon may well double, so pounds need more evidence.
 _SLIPS = {1000.0: "thousand", 0.001: "thousandth", 100.0: "hundred", 0.01: "hundredth"}
+#: Cents per kWh are a tenth of euros per MWh. A market moves tenfold by itself, so this needs more evidence, too.
+_TENS = {10.0: "ten", 0.1: "tenth"}
 _POUNDS = {2.20462262: "pounds for kilograms", 0.45359237: "kilograms for pounds"}
 _CARBON = frozenset({Kind.CARBON_AVERAGE, Kind.CARBON_MARGINAL})
 _JUDGED = frozenset({Kind.PRICE, *_CARBON})
@@ -41,6 +43,22 @@ class Judgement:
 
     points: tuple[SignalPoint, ...]
     warnings: tuple[str, ...] = ()
+
+
+def possible(point: SignalPoint) -> bool:
+    """Whether any grid or market could have the value: what is not may serve nobody, whatever else is missing."""
+    limits = _range(point)
+    return limits is None or limits[0] <= point.value <= limits[1]
+
+
+def _range(point: SignalPoint) -> tuple[float, float] | None:
+    """The least and the largest value of the point's kind and unit; None where nothing is known of them."""
+    if point.kind in _CARBON:
+        return _CARBON_RANGE
+    if point.kind is Kind.PRICE:
+        worth = _CHEAP.get(point.unit[:3], 1.0)
+        return _PRICE_RANGE[0] * worth, _PRICE_RANGE[1] * worth
+    return None
 
 
 def judge(points: Sequence[SignalPoint], history: Iterable[SignalPoint]) -> Judgement:
@@ -87,17 +105,11 @@ def _span(points: Sequence[SignalPoint]) -> str:
 
 def _impossible(points: list[SignalPoint], known: list[SignalPoint]) -> tuple[set[int], str]:
     """Values that no grid or market has."""
-    if not points:
+    found = {i for i, point in enumerate(points) if not possible(point)}
+    limits = _range(points[min(found)]) if found else None
+    if limits is None:
         return _NOTHING
-    if points[0].kind in _CARBON:
-        low, high = _CARBON_RANGE
-    else:
-        worth = _CHEAP.get(points[0].unit[:3], 1.0)
-        low, high = _PRICE_RANGE[0] * worth, _PRICE_RANGE[1] * worth
-    found = {i for i, point in enumerate(points) if not low <= point.value <= high}
-    if not found:
-        return _NOTHING
-    first = points[min(found)]
+    (low, high), first = limits, points[min(found)]
     unit = first.unit
     says = f"{len(found)} values outside {low:g} to {high:g} {unit}, the first {first.value:g} at {first.start:%Y-%m-%d %H:%M}Z"
     return found, f"impossible: {says}"
@@ -110,7 +122,8 @@ def _slipped(points: list[SignalPoint], known: list[SignalPoint]) -> tuple[set[i
     everything = set(range(len(points)))
     before = {(p.start, p.end): p.value for p in known}
     ratios = [p.value / before[p.start, p.end] for p in points if before.get((p.start, p.end))]
-    for factor, name in (_SLIPS | _POUNDS).items():
+    others = _TENS if points[0].kind is Kind.PRICE else _POUNDS
+    for factor, name in (_SLIPS | others).items():
         # The same periods again, each by the same factor: nothing but a unit does that.
         close = [r for r in ratios if abs(r / factor - 1.0) < 0.02]
         if len(close) >= 4 and len(close) >= 0.8 * len(ratios):
@@ -126,6 +139,11 @@ def _slipped(points: list[SignalPoint], known: list[SignalPoint]) -> tuple[set[i
     for factor, name in _SLIPS.items():
         if 0.5 < ratio / factor < 2.0 and _same_shape(values, past, factor, 0.3, 3.0):
             return everything, f"unit: the values of {_span(points)} are {ratio:.3g} times the usual ({name}); a mistaken unit?"
+    if points[0].kind is Kind.PRICE and len(points) >= 20:
+        for factor, name in _TENS.items():
+            if 0.7 < ratio / factor < 1.4 and _same_shape(values, past, factor, 0.5, 2.0):
+                says = f"unit: the values of {_span(points)} are {ratio:.3g} times the usual ({name}); a mistaken unit?"
+                return everything, says
     if points[0].kind in _CARBON and len(points) >= 20 and _steady(known, centre):
         for factor, name in _POUNDS.items():
             if abs(ratio / factor - 1.0) < 0.05 and _same_shape(values, past, factor, 0.8, 1.25):

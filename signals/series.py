@@ -11,9 +11,9 @@ class SlotSeries:
 
     ``values[i]`` covers ``[start + i*slot_s, start + (i+1)*slot_s)``; None means unknown, never zero. ``basis[i]`` says where
     the value comes from: "published" (measured or the publisher's own forecast), "held" (the last value, for a while), "model"
-    or "blend" (our forecast), "repeat-day" (the same time of an earlier day) or "unknown". ``source`` names the feed that was
-    used. ``low`` and ``high`` are the 10 and 90 % quantiles where our forecast has them, else None (empty: nowhere);
-    ``reason`` says what that forecast is made of.
+    or "blend" (our forecast), "repeat-day" (the same time of an earlier day), "suspect" (published, but hardly right) or
+    "unknown". ``source`` names the feed that was used, ``variant`` which of its series. ``low`` and ``high`` are the 10 and
+    90 % quantiles where our forecast has them, else None (empty: nowhere); ``reason`` says what that forecast is made of.
     """
 
     start: datetime
@@ -25,6 +25,7 @@ class SlotSeries:
     low: tuple[float | None, ...] = ()
     high: tuple[float | None, ...] = ()
     reason: str = ""
+    variant: str = ""
 
     def at(self, when: datetime) -> float | None:
         """The value in force at ``when``, or None when unknown or off the grid."""

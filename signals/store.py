@@ -7,7 +7,8 @@ look like is in signals.rows, what is thinned when in signals.retention.
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Protocol
@@ -27,6 +28,7 @@ from sqlalchemy import (
     insert,
     or_,
     select,
+    text,
     update,
 )
 
@@ -69,6 +71,8 @@ MAX_SPAN = timedelta(days=31)
 CHUNK_ROWS = 1000
 #: Rest between two such transactions, so that others who write to the database get their turn.
 PAUSE_S = 0.05
+#: Key of the PostgreSQL advisory lock that keeps those who write signals in one line.
+WRITE_LOCK = 7_241_559_064
 _BATCH = 2000
 #: Issue times that are worth naming one by one in a query.
 _MANY_ISSUES = 200
@@ -364,8 +368,9 @@ _PAST = (
 class SignalStore:
     """The store in a SQL database (SQLite or PostgreSQL) whose tables exist already.
 
-    One process writes; a database that fails raises SQLAlchemy's own error and leaves nothing half written. ``pause`` is called
-    with the seconds to rest between the transactions of ``thin`` and ``prune``.
+    Several processes may write at once, provided that on SQLite the engine begins a transaction with the execution option
+    ``write`` by taking the write lock. A database that fails raises SQLAlchemy's own error and leaves nothing half written.
+    ``pause`` is called with the seconds to rest between the transactions of ``thin`` and ``prune``.
     """
 
     def __init__(self, engine: Engine, *, pause: Callable[[float], None] = time.sleep) -> None:
@@ -382,43 +387,36 @@ class SignalStore:
         for point in batch:
             by_series[point.region, point.kind, point.source, point.variant].append(point)
         with self._writing:
-            changes: list[tuple[_Series | None, list[SignalPoint], dict[tuple[int, int], PointRow]]] = []
-            # Read first, write in a transaction of its own: what was said before, the usual case, needs no write lock.
+            # What was said before is the usual case, and needs no write lock.
             with self.engine.connect() as connection:
-                for (region, kind, source, variant), offered in by_series.items():
-                    found = _find_series(connection, region, kind, source, variant)
-                    series = found[0] if found else None
-                    fresh = new_points(_known(connection, series, offered) if series else (), offered)
-                    if fresh:
-                        changes.append((series, fresh, _heads(connection, series, fresh) if series else {}))
-            if changes:
-                with self._writer.begin() as connection:
-                    for series, fresh, heads in changes:
-                        _store(connection, series, fresh, heads)
-            return sum(len(fresh) for _, fresh, _ in changes)
+                changed = {key: offered for key, offered in by_series.items() if _fresh(connection, key, offered)[1]}
+            count = 0
+            if changed:
+                with self._write() as connection:
+                    for key, offered in changed.items():
+                        series, fresh = _fresh(connection, key, offered)  # another process may have stored meanwhile
+                        if fresh:
+                            _store(connection, series, fresh, _heads(connection, series, fresh) if series else {})
+                            count += len(fresh)
+            return count
 
     def note_gaps(self, gaps: Iterable[SignalGap], noted_at: datetime) -> int:
         """See Signals.note_gaps."""
         noted_at = require_utc("noted_at", noted_at)
-        by_series: dict[tuple[str, str], dict[SignalGap, None]] = defaultdict(dict)
+        by_series: dict[tuple[str, Kind], dict[SignalGap, None]] = defaultdict(dict)
         for gap in gaps:
             by_series[gap.region, gap.kind][gap] = None
         with self._writing:
-            fresh: list[SignalGap] = []
             with self.engine.connect() as connection:
-                for (region, kind), offered in by_series.items():
-                    query = select(GAP).where(
-                        GAP.c.region == region,
-                        GAP.c.kind == str(kind),
-                        GAP.c.start >= min(g.start for g in offered),
-                        GAP.c.start <= max(g.start for g in offered),
-                    )
-                    known = {_gap(row) for row in connection.execute(query)}
-                    fresh += [gap for gap in offered if gap not in known]
-            if fresh:
-                with self._writer.begin() as connection:
-                    connection.execute(insert(GAP), [_gap_values(g, noted_at) for g in fresh])
-            return len(fresh)
+                changed = {key: offered for key, offered in by_series.items() if _fresh_gaps(connection, key, offered)}
+            count = 0
+            if changed:
+                with self._write() as connection:
+                    for key, offered in changed.items():
+                        if fresh := _fresh_gaps(connection, key, offered):
+                            connection.execute(insert(GAP), [_gap_values(gap, noted_at) for gap in fresh])
+                            count += len(fresh)
+            return count
 
     def read(
         self,
@@ -479,6 +477,17 @@ class SignalStore:
             pruned += self._prune_gaps(cutoffs.drop_before)
         return Thinned(dropped, merged, pruned, finished=not run.stopped)
 
+    @contextmanager
+    def _write(self) -> Iterator[Connection]:
+        """A transaction that is alone in writing signals, other processes included: what it reads stays true until it ends.
+
+        On SQLite it holds the write lock from its first moment; on PostgreSQL writers form a line.
+        """
+        with self._writer.begin() as connection:
+            if connection.dialect.name == "postgresql":
+                connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": WRITE_LOCK})
+            yield connection
+
     # --- thinning -------------------------------------------------------------------------------------------------
 
     def _all_series(self) -> list[_Series]:
@@ -486,13 +495,13 @@ class SignalStore:
             return [_Series(*row) for row in connection.execute(select(*_SERIES_COLUMNS).order_by(SERIES.c.id))]
 
     def _prune_gaps(self, before: datetime) -> int:
-        with self._writing, self._writer.begin() as connection:
+        with self._writing, self._write() as connection:
             return connection.execute(delete(GAP).where(GAP.c.end <= before)).rowcount
 
     def _prune(self, series: _Series, before_us: int, run: "_Run") -> int:
         gone = sum(self._forget(series, outranked, before_us, run) for outranked in (_OUTRANKED, _IN_FORCE))
         if gone:
-            with self._writing, self._writer.begin() as connection:
+            with self._writing, self._write() as connection:
                 any_left = exists().where(_P.series_id == series.id)
                 connection.execute(delete(SERIES).where(SERIES.c.id == series.id, ~any_left))
         return gone
@@ -514,7 +523,7 @@ class SignalStore:
             if count:
                 if not run.next():
                     break
-                with self._writing, self._writer.begin() as connection:
+                with self._writing, self._write() as connection:
                     gone += connection.execute(delete(POINT).where(*chunk)).rowcount
                 newest_us = max(newest_us, chunk_newest_us)
             if last_us is None:
@@ -526,7 +535,7 @@ class SignalStore:
 
     def _note_latest(self, series_id: int) -> None:
         """The newest row of a series went: find which is the newest now."""
-        with self._writing, self._writer.begin() as connection:
+        with self._writing, self._write() as connection:
             latest_us = connection.execute(select(func.max(_P.retrieved_us)).where(_P.series_id == series_id)).scalar()
             if latest_us is not None:
                 connection.execute(update(SERIES).where(SERIES.c.id == series_id).values(latest_us=latest_us))
@@ -537,16 +546,15 @@ class SignalStore:
         while True:
             with self._writing:
                 with self.engine.connect() as connection:
-                    row = connection.execute(select(*_SERIES_COLUMNS).where(SERIES.c.id == series_id)).first()
-                    if row is None:
+                    if _next_coarser(connection, series_id, before_us) is None:
                         return merged
-                    series = _Series(*row)
-                    until_us, old, new = _coarser(connection, series, before_us)
-                if until_us is None:
-                    return merged
                 if not run.next():
                     return merged
-                with self._writer.begin() as connection:
+                with self._write() as connection:
+                    found = _next_coarser(connection, series_id, before_us)
+                    if found is None:
+                        return merged
+                    series, until_us, old, new = found
                     if old:
                         connection.execute(_REMOVE, [_key_of(series.id, row) for row in old])
                     if new:
@@ -615,6 +623,26 @@ def _in_force(connection: Connection, series: _Series, start_us: int, end_us: in
         if interval in hidden and (interval not in best or worth(row) > worth(best[interval])):
             best[interval] = row
     return sorted([*visible, *best.values()], key=lambda row: row[:2]) if best else visible
+
+
+def _fresh(
+    connection: Connection, key: tuple[str, Kind, str, str], offered: Sequence[SignalPoint]
+) -> tuple[_Series | None, list[SignalPoint]]:
+    """A series (region, kind, source, variant; None when there is none yet), and those of ``offered`` that are new in it."""
+    region, kind, source, variant = key
+    found = _find_series(connection, region, kind, source, variant)
+    series = found[0] if found else None
+    return series, new_points(_known(connection, series, offered) if series else (), offered)
+
+
+def _fresh_gaps(connection: Connection, key: tuple[str, Kind], offered: Iterable[SignalGap]) -> list[SignalGap]:
+    """Those of ``offered``, gaps of one region and kind, that are not on record."""
+    starts = [gap.start for gap in offered]
+    query = select(GAP).where(
+        GAP.c.region == key[0], GAP.c.kind == str(key[1]), GAP.c.start >= min(starts), GAP.c.start <= max(starts)
+    )
+    known = {_gap(row) for row in connection.execute(query)}
+    return [gap for gap in offered if gap not in known]
 
 
 def _known(connection: Connection, series: _Series, offered: Sequence[SignalPoint]) -> list[SignalPoint]:
@@ -692,6 +720,18 @@ def _store(
         connection.execute(insert(POINT), rows[at : at + _BATCH])
     known["next_seq"] += max(turns.values())
     connection.execute(update(SERIES).where(SERIES.c.id == series_id).values(known))
+
+
+def _next_coarser(
+    connection: Connection, series_id: int, before_us: int
+) -> tuple[_Series, int, list[PointRow], list[PointRow]] | None:
+    """The series as it is, and what ``_coarser`` says of it; None when there is nothing more to look at."""
+    row = connection.execute(select(*_SERIES_COLUMNS).where(SERIES.c.id == series_id)).first()
+    if row is None:
+        return None
+    series = _Series(*row)
+    until_us, old, new = _coarser(connection, series, before_us)
+    return None if until_us is None else (series, until_us, old, new)
 
 
 def _coarser(connection: Connection, series: _Series, before_us: int) -> tuple[int | None, list[PointRow], list[PointRow]]:

@@ -28,6 +28,8 @@ _TRIES = 3
 _PATIENCE_S = 5.0
 _MAX_REDIRECTS = 3
 _CHUNK = 65536
+#: Statuses whose body may say what was wrong, and how much of it is read.
+_TELLING, _TOLD_BYTES = (400, 404, 422), 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,14 @@ class Answer:
 
 class NotAllowed(FeedError):
     """The provider answers 401: it does not know us, or no longer."""
+
+
+class Refused(FeedError):
+    """The provider refuses a request, and ``body`` may say why. It may hold anything: only a feed's reader may quote it."""
+
+    def __init__(self, error: FeedError, host: str, status: int, body: bytes) -> None:
+        super().__init__(error.kind, error.message)
+        self.host, self.status, self.body = host, status, body
 
 
 @dataclass
@@ -219,12 +229,14 @@ def _read(
         return _Failure(FeedError(ACCESS, f"{host} answers {status}"), again=True, wait_s=wait_s)
     if status in (204, 404):
         says = f"{host} answers {status}: nothing there for this window (or base_url is wrong)"
-        return _Failure(FeedError(NO_DATA, says))
+        error = FeedError(NO_DATA, says)
+        return _Failure(Refused(error, host, status, _told(response, deadline)) if status in _TELLING else error)
     if status in (401, 403, 407):
         says = f"{host} answers {status}: not allowed; check the credentials or the licence"
         return _Failure(NotAllowed(ACCESS, says) if status == 401 else FeedError(ACCESS, says))
     if not 200 <= status < 300:
-        return _Failure(FeedError(ACCESS, f"{host} answers {status}"))
+        error = FeedError(ACCESS, f"{host} answers {status}")
+        return _Failure(Refused(error, host, status, _told(response, deadline)) if status in _TELLING else error)
     body = bytearray()
     # read1 returns with what has come; iter_content would sit on a trickling answer until a whole chunk is there.
     while chunk := response.raw.read1(_CHUNK, decode_content=True):
@@ -234,6 +246,19 @@ def _read(
         if time.monotonic() > deadline:
             return _Failure(FeedError(ACCESS, f"{host} is not done after {line.limits.total_s:g} s"), again=True)
     return Answer(bytes(body), validators=Validators(headers.get("ETag"), headers.get("Last-Modified")))
+
+
+def _told(response: requests.Response, deadline: float) -> bytes:
+    """The body of a refusal; nothing when it is too large, too slow or broken: the status says enough."""
+    body = bytearray()
+    try:
+        while chunk := response.raw.read1(_CHUNK, decode_content=True):
+            body += chunk
+            if len(body) > _TOLD_BYTES or time.monotonic() > deadline:
+                return b""
+    except (urllib3.exceptions.HTTPError, requests.RequestException, OSError):
+        return b""
+    return bytes(body)
 
 
 class _WithoutQuery(logging.Filter):

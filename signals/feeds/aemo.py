@@ -30,7 +30,7 @@ from signals.feeds.base import (
     text_of,
 )
 from signals.feeds.documents import MAX_UNPACKED_BYTES, csv_rows, unzipped
-from signals.feeds.reading import Row, base_url, chosen, objects, refusal, result, said, series
+from signals.feeds.reading import POLLED, Row, base_url, chosen, objects, refusal, result, said, series
 from signals.gaps import SignalGap
 from signals.points import UNITS, Kind, Quality, SignalPoint
 
@@ -66,7 +66,8 @@ class _Entry:
 
 
 def build_requests(query: Query) -> tuple[Request, ...]:
-    """The dashboard for the last day and what lies ahead; for what is older, the file of each month of the window."""
+    """The dashboard for the last day and what lies ahead; for a window that begins before what polls ask for, the file of each
+    month too."""
     options = query.options
     region = str(options.get("region_id", ""))
     base = base_url(options, _FILES)
@@ -74,8 +75,8 @@ def build_requests(query: Query) -> tuple[Request, ...]:
     # Seen from Brisbane: an interval belongs to the month in which it starts, its stamp may be the next month's midnight.
     at, last = query.start.astimezone(_NEM), min(query.end, query.now).astimezone(_NEM)
     at = at.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-    # The running month's file is half a megabyte, so it is not asked for what the dashboard has.
-    while at < last and query.start < query.now - _RECENT:
+    # The running month's file is half a megabyte: not for every five minutes.
+    while at < last and query.start < query.now - POLLED:
         found.append(Request(f"{base}/aemo/data/nem/priceanddemand/PRICE_AND_DEMAND_{at:%Y%m}_{region}.csv"))
         at = (at + timedelta(days=32)).replace(day=1)
     if query.end > query.now - _RECENT:

@@ -8,7 +8,6 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
-from functools import lru_cache
 from typing import Never
 from xml.parsers import expat
 from zoneinfo import ZoneInfo
@@ -17,11 +16,15 @@ from signals.feeds.base import INVALID, NO_DATA, TRUNCATED, FeedError, text_of
 
 #: No member of an archive may be larger once unpacked.
 MAX_UNPACKED_BYTES = 64 * 2**20
+#: No document of a source is nested more deeply, or has more elements: a month of quarter hours of twenty plants has 200,000.
+MAX_XML_DEPTH, MAX_XML_ELEMENTS = 64, 300_000
+#: Nor more names of elements, each of which costs more than an element.
+_MAX_XML_NAMES = 1000
 
 
 def xml_root(payload: bytes) -> ET.Element:
-    """The root element, namespaces stripped from all tags. Raises FeedError for what is not XML, is cut short, or declares a
-    document type: entities are how XML grows without end or reads files."""
+    """The root element, namespaces stripped from all tags. Raises FeedError for what is not XML, is cut short, has more levels
+    or elements than any source needs, or declares a document type: entities are how XML grows without end or reads files."""
     text_of(payload[:2000].decode("utf-8", "replace").encode())  # empty answers and HTML pages, in the usual words
     builder = ET.TreeBuilder()
     parser = expat.ParserCreate()
@@ -29,9 +32,29 @@ def xml_root(payload: bytes) -> ET.Element:
     def refuse(*_: object) -> Never:
         raise FeedError(INVALID, "the XML declares a document type; refused, since data need none")
 
+    depth = count = 0
+    local: dict[str, str] = {}
+
+    def start(tag: str, attributes: dict[str, str]) -> None:
+        nonlocal depth, count
+        depth, count = depth + 1, count + 1
+        if tag not in local:
+            local[tag] = tag.rpartition(":")[2]
+        if depth > MAX_XML_DEPTH:
+            raise FeedError(INVALID, f"the XML has more than {MAX_XML_DEPTH} levels; refused")
+        if count > MAX_XML_ELEMENTS or len(local) > _MAX_XML_NAMES:
+            what = f"{_MAX_XML_NAMES} names of elements" if len(local) > _MAX_XML_NAMES else f"{MAX_XML_ELEMENTS:,} elements"
+            raise FeedError(INVALID, f"the XML has more than {what}; refused")
+        builder.start(local[tag], attributes)
+
+    def end(tag: str) -> None:
+        nonlocal depth
+        depth -= 1
+        builder.end(local[tag])
+
     parser.StartDoctypeDeclHandler = refuse
-    parser.StartElementHandler = lambda tag, attributes: builder.start(_local(tag), attributes)
-    parser.EndElementHandler = lambda tag: builder.end(_local(tag))
+    parser.StartElementHandler = start
+    parser.EndElementHandler = end
     parser.CharacterDataHandler = builder.data
     try:
         parser.Parse(payload, True)
@@ -42,11 +65,6 @@ def xml_root(payload: bytes) -> ET.Element:
         raise FeedError(INVALID, f"the answer is not XML: {expat.ErrorString(error.code)} in line {error.lineno}") from error
     except (AssertionError, ValueError, LookupError, RecursionError) as error:  # no element at all; an unknown encoding
         raise FeedError(INVALID, f"the answer is not usable XML: {type(error).__name__}") from error
-
-
-@lru_cache(1024)
-def _local(tag: str) -> str:
-    return tag.rpartition(":")[2]
 
 
 def _is_cut(payload: bytes, error: expat.ExpatError) -> bool:

@@ -26,7 +26,7 @@ from signals.feeds.base import (
     json_object,
     time_of,
 )
-from signals.feeds.reading import Row, base_url, chosen, objects, ranges, refusal, result, said, series, stamp, value_of
+from signals.feeds.reading import POLLED, Row, base_url, chosen, objects, ranges, refusal, result, said, series, stamp, value_of
 from signals.gaps import SignalGap
 from signals.points import UNITS, Kind, Quality, SignalPoint
 
@@ -45,7 +45,11 @@ _HORIZONS = (6, 24, 48, 72)
 
 
 def build_requests(query: Query) -> tuple[Request, ...]:
-    """The last day from ``history`` (every plan has it), an older past by ranges, the future as a forecast."""
+    """The last day from ``history`` (every plan has it), the future as a forecast, and an older past by ranges.
+
+    Ranges are not part of every plan and are asked last, and only for a window that begins before what polls ask for: a
+    refusal would be an error of every poll, whose values came all the same.
+    """
     options = query.options
     base = f"{base_url(options, _BASE_URL)}/v3/carbon-intensity"
     headers = {"auth-token": str(options.get("token", "")), "Accept": "application/json"}
@@ -59,17 +63,17 @@ def build_requests(query: Query) -> tuple[Request, ...]:
     found = []
     now_label = _floor(query.now, step)
     start = _floor(query.start, step)
-    if start <= now_label:
-        if start >= now_label - timedelta(hours=23):
-            found.append(Request(f"{base}/history", params, headers))
-        else:
-            for a, b in ranges(start, min(query.end, now_label + step), longest):
-                found.append(Request(f"{base}/past-range", params | {"start": stamp(a), "end": stamp(b)}, headers))
+    day_ago = now_label - timedelta(hours=23)
+    if start <= now_label and query.end > day_ago:
+        found.append(Request(f"{base}/history", params, headers))
     if query.end > query.now:
         most = int(options.get("horizon_h", _HORIZONS[-1]))
         needed = (query.end - query.now) / _HOUR
         horizon = next((h for h in _HORIZONS if h >= needed), _HORIZONS[-1])
         found.append(Request(f"{base}/forecast", params | {"horizonHours": str(min(horizon, most))}, headers))
+    if start < day_ago and query.start < query.now - POLLED:
+        for a, b in ranges(start, min(query.end, day_ago), longest):
+            found.append(Request(f"{base}/past-range", params | {"start": stamp(a), "end": stamp(b)}, headers))
     return tuple(found)
 
 

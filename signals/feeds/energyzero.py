@@ -26,7 +26,7 @@ from signals.feeds.base import (
     number,
     time_of,
 )
-from signals.feeds.reading import Row, base_url, objects, refusal, result, said, series
+from signals.feeds.reading import Row, base_url, last_published, objects, refusal, result, said, series
 from signals.gaps import SignalGap
 from signals.points import Kind, Quality, SignalPoint
 
@@ -38,14 +38,17 @@ _ZONE = ZoneInfo("Europe/Amsterdam")
 #: What this source writes for a number; "1e5", "NaN" and "1_000" are none.
 _DECIMAL = re.compile(r"\s*-?\d{1,9}(\.\d{1,15})?\s*")
 _LONGEST = timedelta(hours=1)
+#: The local hour from which tomorrow's prices may be there: the auction's results come at about one.
+_PUBLISHED_FROM = 12
 
 
 def build_requests(query: Query) -> tuple[Request, ...]:
-    """One request for each local day that the window touches."""
+    """One request for each local day that the window touches and whose prices may be published."""
     url = f"{base_url(query.options, _BASE_URL)}/public/v1/prices"
     interval = _INTERVALS.get(str(query.options.get("interval", "quarter")), _INTERVALS["quarter"])
     day = query.start.astimezone(_ZONE).date()
     last = (query.end - timedelta(microseconds=1)).astimezone(_ZONE).date()
+    last = min(last, last_published(query.now, _ZONE, _PUBLISHED_FROM))
     found = []
     while day <= last:
         params = {"energyType": "ENERGY_TYPE_ELECTRICITY", "date": day.strftime("%d-%m-%Y"), "interval": interval}

@@ -2,18 +2,21 @@
 
 It knows which of the library's methods gives what for which operator, and turns its tables into one JSON document; the reader
 knows that document only, so that a saved one can be read without the library. The library is large (some 350 MB with what it
-needs) and is imported only when something is asked of it. It does its own HTTP, with its own waiting and without our limits,
-and takes keys from its own variables: PJM needs PJM_API_KEY; the other operators' pages that are used here need none. Prices
+needs) and is imported only when something is asked of it. It does its own HTTP, with its own waiting and without our limits:
+each of its calls runs in a thread that is given up after a minute. PJM needs a key; the other operators' pages that are used
+here need none. Prices
 come for the hubs and zones that the library lists; SPP's load and real-time prices, for which it makes a request for every five
 minutes, are not offered. The carbon intensity is that of the operator's own generation by kind of plant times
 published factors (signals.emission_factors): imports are not in it, stores neither. Written against gridstatus 0.37; the
 operators have not been asked live by this project.
 """
 
+import functools
 import importlib
 import inspect
 import json
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -32,11 +35,12 @@ from signals.feeds.base import (
     Problem,
     Query,
     Request,
+    Secret,
     check_text,
     json_object,
     time_of,
 )
-from signals.feeds.reading import Row, objects, result, series, value_of
+from signals.feeds.reading import POLLED, Row, last_published, objects, result, series, value_of
 from signals.gaps import SignalGap
 from signals.points import UNITS, Kind, Quality, SignalPoint
 
@@ -52,6 +56,13 @@ _ISOS: Mapping[str, tuple[str, str, str, tuple[str, ...]]] = {
     "PJM": ("PJM", "US/Eastern", "get_lmp", (_DAY_AHEAD, _HOURLY, _FIVE)),
     "SPP": ("SPP", "US/Central", "get_lmp_day_ahead_hourly", (_DAY_AHEAD,)),
 }
+#: How long one call of the library may take before it is given up, and the least time between two, in wall seconds.
+CALL_LIMIT_S = 60.0
+PACE_S = 2.0
+#: The local hour from which an operator may have published tomorrow's prices; the first do at about eleven.
+_PUBLISHED_FROM = 10
+#: Calls that were given up and have not ended, by operator: a thread cannot be ended, but no second one is to wait beside it.
+_given_up: dict[str, threading.Thread] = {}
 _METHODS = {Kind.LOAD: "get_load", Kind.CARBON_AVERAGE: "get_fuel_mix"}
 #: What the operators call their plants -> the names of signals.emission_factors; what is absent here has no factor.
 _FUELS = {
@@ -81,9 +92,10 @@ _NO_FUELS = frozenset({"time", "interval start", "interval end", "publish time",
 
 
 def load(query: Query) -> bytes:
-    """One JSON document of what the library gives for each of the operator's days in the window.
+    """One JSON document of what the library gives for each of the operator's days in the window that can have data.
 
-    Raises FeedError: access without the library or when it fails, invalid for options that do not fit, no_data.
+    A poll (reading.POLLED) asks from yesterday on. Raises FeedError: access without the library, when it fails or does not
+    answer, invalid for options that do not fit, no_data.
     """
     options = query.options
     iso, market, location = str(options.get("iso", "")).upper(), str(options.get("market", _DAY_AHEAD)), options.get("location")
@@ -101,16 +113,23 @@ def load(query: Query) -> bytes:
     except ImportError as error:
         raise FeedError(ACCESS, "needs: pip install 'gridshift[us]'") from error
     try:
-        method = getattr(getattr(library, name)(), prices if query.kind is Kind.PRICE else _METHODS[query.kind])
+        method = getattr(_client(getattr(library, name), options), prices if query.kind is Kind.PRICE else _METHODS[query.kind])
     except Exception as error:
         raise FeedError(ACCESS, f"gridstatus cannot ask {iso} ({type(error).__name__}){_hint(iso)}") from error
     # One location is asked for: the library's newer methods, one for each market, bring every node there is.
     extra = {"market": market.upper(), "locations": [location]} if query.kind is Kind.PRICE else {}
     records: list[dict[str, Any]] = []
     failed: list[str] = []
-    for day, after in _days(query.start, query.end, ZoneInfo(zone)):
+    is_ahead = query.kind is Kind.PRICE and market == _DAY_AHEAD
+    for number, (day, after) in enumerate(_days(query, ZoneInfo(zone), is_ahead)):
+        if number:
+            threading.Event().wait(PACE_S)
+        ask = functools.partial(_ask, method, pandas.Timestamp(day), pandas.Timestamp(after), extra)
         try:
-            frame = _ask(method, pandas.Timestamp(day), pandas.Timestamp(after), extra)
+            frame = _within(CALL_LIMIT_S, iso, ask)
+        except TimeoutError as error:
+            failed.append(f"{day.date().isoformat()}: {error}")
+            break  # what does not answer now is not asked for the other days either
         except Exception as error:  # noqa: BLE001 - whatever a scraper meets; its text may hold URLs with keys, so only its name
             # What the library has for today only, and what is not published yet, is no failure.
             if type(error).__name__ not in ("NoDataFoundException", "NotSupported") and day < query.now:
@@ -127,13 +146,50 @@ def load(query: Query) -> bytes:
 
 
 def _hint(iso: str) -> str:
-    return "; PJM needs the variable PJM_API_KEY" if iso == "PJM" else ""
+    return "; is the key (PJM_API_KEY) right?" if iso == "PJM" else ""
 
 
-def _days(start: datetime, end: datetime, zone: ZoneInfo) -> Iterable[tuple[datetime, datetime]]:
-    """Midnight and next midnight of each local day that the window touches."""
-    day = start.astimezone(zone).replace(hour=0, minute=0, second=0, microsecond=0)
-    while day < end:
+def _client(of: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+    """The library's object for an operator, with the key where it takes one."""
+    key = options.get("api_key")
+    return of(api_key=key) if key and "api_key" in inspect.signature(of).parameters else of()
+
+
+def _within(limit_s: float, iso: str, call: Callable[[], Any]) -> Any:
+    """What ``call`` returns or raises; TimeoutError when that takes longer than ``limit_s``, or when an earlier call to this
+    operator that took too long has still not ended."""
+    stuck = _given_up.get(iso)
+    if stuck is not None and stuck.is_alive():
+        raise TimeoutError("an earlier question is still without an answer")
+    outcome: list[tuple[bool, Any]] = []
+
+    def run() -> None:
+        try:
+            outcome.append((True, call()))
+        except BaseException as error:  # noqa: BLE001 - raised again by who waits
+            outcome.append((False, error))
+
+    thread = threading.Thread(target=run, name=f"gridstatus {iso}", daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    if not outcome:
+        _given_up[iso] = thread
+        raise TimeoutError(f"no answer within {limit_s:g} s")
+    went_well, what = outcome[0]
+    if not went_well:
+        raise what
+    return what
+
+
+def _days(query: Query, zone: ZoneInfo, is_ahead: bool) -> Iterable[tuple[datetime, datetime]]:
+    """Midnight and next midnight of each local day of the window that can have data and whose data are wanted."""
+    now = query.now.astimezone(zone)
+    day = query.start.astimezone(zone).replace(hour=0, minute=0, second=0, microsecond=0)
+    if query.start >= query.now - POLLED:
+        yesterday = now.replace(tzinfo=None, hour=0, minute=0, second=0, microsecond=0) - timedelta(days=1)
+        day = max(day, yesterday.replace(tzinfo=zone))
+    last = last_published(query.now, zone, _PUBLISHED_FROM) if is_ahead else now.date()
+    while day < query.end and day.date() <= last:
         after = (day.replace(tzinfo=None) + timedelta(days=1)).replace(tzinfo=zone)
         yield day, after
         day = after
@@ -260,6 +316,16 @@ def check(options: Mapping[str, Any]) -> list[Problem]:
     return problems
 
 
+class _PjmKey(Secret):
+    """The key of PJM, which no other operator's feed needs."""
+
+    __slots__ = ()
+
+    def is_needed(self, options: Mapping[str, Any]) -> bool:
+        """Whether the operator is PJM."""
+        return str(options.get("iso", "")).upper() == "PJM"
+
+
 FEED = Feed(
     name=NAME,
     kinds=frozenset({Kind.PRICE, Kind.LOAD, Kind.CARBON_AVERAGE}),
@@ -267,6 +333,8 @@ FEED = Feed(
     requests=build_requests,
     read=read,
     check=check,
-    poll_s=900.0,
+    poll_s=1800.0,
+    pace_s=PACE_S,
+    secrets=(_PjmKey("api_key", "PJM_API_KEY", "https://apiportal.pjm.com"),),
     load=load,
 )

@@ -25,7 +25,7 @@ from signals.feeds.base import (
     text_of,
 )
 from signals.feeds.documents import csv_rows, decimal, local_to_utc, unzipped
-from signals.feeds.reading import Row, base_url, result, series
+from signals.feeds.reading import Row, base_url, last_published, result, series
 from signals.gaps import SignalGap
 from signals.points import Kind, Quality, SignalPoint
 
@@ -36,6 +36,8 @@ _NEW_YORK = ZoneInfo("America/New_York")
 _HOUR = timedelta(hours=1)
 #: Days younger than this are asked as files of their own.
 _RECENT = timedelta(days=8)
+#: The local hour from which tomorrow's file may be there; it is published at about eleven.
+_PUBLISHED_FROM = 9
 _ZONES = (
     "CAPITL", "CENTRL", "DUNWOD", "GENESE", "H Q", "HUD VL", "LONGIL", "MHK VL", "MILLWD", "N.Y.C.", "NORTH", "NPX", "O H",
     "PJM", "WEST",
@@ -45,8 +47,9 @@ _LABEL = re.compile(r"(\d\d)/(\d\d)/(\d{4}) (\d\d):(\d\d)(:\d\d)?", re.ASCII)
 
 
 def build_requests(query: Query) -> tuple[Request, ...]:
-    """One file for each local day of late, one archive for each month before."""
+    """One file for each local day of late, one archive for each month before; none for days that cannot be published yet."""
     first, last = (t.astimezone(_NEW_YORK).date() for t in (query.start, query.end - timedelta(microseconds=1)))
+    last = min(last, last_published(query.now, _NEW_YORK, _PUBLISHED_FROM))
     recent = (query.now - _RECENT).astimezone(_NEW_YORK).date()
     base = f"{base_url(query.options, _BASE_URL)}/public/csv/damlbmp"
     urls: dict[str, None] = {}

@@ -8,9 +8,10 @@ unit, without the standing charge. Other products' unit rates have the same form
 import re
 from bisect import bisect_right
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import quote
+from zoneinfo import ZoneInfo
 
 from signals.feeds.base import (
     INVALID,
@@ -53,7 +54,12 @@ _METHODS = ("DIRECT_DEBIT", "NON_DIRECT_DEBIT")
 #: Letters of the grid supply point groups; there is no I and no O.
 _GSP = "ABCDEFGHJKLMNP"
 _PAGE = 1500
-_DAY = timedelta(days=1)
+_DAY, _HALF_HOUR = timedelta(days=1), timedelta(minutes=30)
+_LONDON = ZoneInfo("Europe/London")
+#: How long after now an open rate is taken to hold: the next one may be published any day.
+_OPEN_AT_MOST = timedelta(days=2)
+#: A rate is not told for more than this: no window that is asked for is longer.
+_LONGEST = timedelta(days=366)
 
 
 def build_requests(query: Query) -> tuple[Request, ...]:
@@ -67,7 +73,9 @@ def build_requests(query: Query) -> tuple[Request, ...]:
 
 def read(payload: bytes, context: Context) -> ParseResult:
     """Points of ``results``, converted from p/kWh to GBP/MWh. Where payment methods pay differently they are different
-    series; an open rate (``valid_to`` null) holds until the next one, else to the window's end or for a day."""
+    series; an open rate (``valid_to`` null) holds until the next one, else to the end of the window's last day in Great Britain
+    (without a window for a day), and at most two days from now. What holds for longer than a day is told by half hours, so that
+    a later window, or the rate's end once there is one, repeats the points that are there."""
     body = json_object(payload)
     if "results" not in body and said(body):
         raise refusal(said(body))
@@ -85,15 +93,13 @@ def read(payload: bytes, context: Context) -> ParseResult:
         method = item.get("payment_method")
         if differ and wanted_method is not None and method not in (None, wanted_method):
             continue
-        span = _span(where, item, starts, context, warnings)
-        if span is None:
-            continue
+        spans = _spans(where, item, starts, context, warnings)
         for vat in _VAT if wanted_vat is None else (wanted_vat,):
             variant = f"{vat}/{method}" if differ and wanted_method is None and method is not None else str(vat)
             pence = value_of(item.get(f"value_{vat}"), f"{where}.value_{vat}", warnings)
             # 1 p/kWh is 10 GBP/MWh; rounding takes away what the binary fraction adds, nothing of the value.
             value = None if pence is None else round(pence * 10, 9)
-            found.setdefault(variant, []).append(Row(*span, value, Quality.MEASURED))
+            found.setdefault(variant, []).extend(Row(*span, value, Quality.MEASURED) for span in spans)
     points: list[SignalPoint] = []
     gaps: list[SignalGap] = []
     for variant, rows in found.items():
@@ -113,25 +119,54 @@ def _methods_differ(items: list[tuple[str, dict[str, Any]]]) -> bool:
     return any(len({repr(rates) for rates in of.values()}) > 1 for of in seen.values())
 
 
-def _span(
+def _spans(
     where: str, item: Mapping[str, Any], starts: list[datetime], context: Context, warnings: list[str]
-) -> tuple[datetime, datetime] | None:
+) -> list[tuple[datetime, datetime]]:
+    """The interval of a rate; of an open one the half hours that concern the window; none of what is no interval."""
     start = time_of(item.get("valid_from"))
     if start is None:
         warnings.append(f"{where}.valid_from: {str(item.get('valid_from'))[:40]!r} is not a time; left out")
-        return None
+        return []
     if item.get("valid_to") is not None:
         end = time_of(item["valid_to"])
         if end is None or end <= start:
             warnings.append(f"{where}.valid_to: {str(item['valid_to'])[:40]!r} is not a time after valid_from; left out")
-            return None
-        return start, end
-    later = bisect_right(starts, start)
-    if later < len(starts):
-        return start, starts[later]
-    end = context.end if context.end is not None and context.end > start else start + _DAY
-    warnings.append(f"{where}: the rate from {stamp(start)} is open; taken to hold until {stamp(end)}")
-    return start, end
+            return []
+    else:
+        later = bisect_right(starts, start)
+        end = starts[later] if later < len(starts) else None
+    if end is not None and end - start <= _DAY:
+        return [(start, end)]
+    begin, until = _told(start, end, context)
+    if end is None and begin < until:
+        warnings.append(f"{where}: the rate from {stamp(start)} is open; taken to hold until {stamp(until)}")
+    return half_hours(begin, until)
+
+
+def _told(start: datetime, end: datetime | None, context: Context) -> tuple[datetime, datetime]:
+    """The part of a long rate (``end`` None: an open one) that is told; empty where it is not known to hold."""
+    if context.end is None:
+        return start, start + _DAY if end is None else min(end, start + _LONGEST)
+    last_day = (context.end - timedelta(microseconds=1)).astimezone(_LONDON).replace(tzinfo=None)
+    midnight = (last_day + _DAY).replace(hour=0, minute=0, second=0, microsecond=0, tzinfo=_LONDON).astimezone(UTC)
+    until = min(midnight, _whole(context.retrieved_at) + _OPEN_AT_MOST if end is None else end)
+    begin = until - _LONGEST if context.start is None else max(context.start, until - _LONGEST)
+    return max(start, _whole(begin)), until
+
+
+def _whole(when: datetime) -> datetime:
+    """The half hour that ``when`` is in begins."""
+    return when - (when - datetime(2000, 1, 1, tzinfo=UTC)) % _HALF_HOUR
+
+
+def half_hours(start: datetime, end: datetime) -> list[tuple[datetime, datetime]]:
+    """``[start, end)`` cut at the clock's half hours; none when it is empty."""
+    parts = []
+    while start < end:
+        to = min(_whole(start) + _HALF_HOUR, end)
+        parts.append((start, to))
+        start = to
+    return parts
 
 
 def _cut(body: Mapping[str, Any], rows: int) -> FeedError | None:

@@ -6,8 +6,9 @@ It knows duplicates, spacing, holes and windows; it knows no provider's format.
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from signals.feeds.base import (
     ACCESS,
@@ -25,7 +26,13 @@ from signals.feeds.base import (
 from signals.gaps import SignalGap
 from signals.points import Quality, SignalPoint
 
+#: A window that begins longer ago than this fills the past; one that begins later is a poll, often repeated, for which what is
+#: large or not part of every plan is not asked.
+POLLED = timedelta(days=3)
 _MAX_WARNINGS = 20
+_DAY = timedelta(days=1)
+#: A value that holds for longer, where no window says how much of it is wanted, is told for as many days and no more.
+_MOST_DAYS = 366
 #: Words by which sources say that they will not answer, and that they have nothing.
 _REFUSING = (
     "access", "auth", "token", "api key", "api_key", "apikey", "permission", "forbidden", "denied", "credential", "login",
@@ -50,7 +57,8 @@ def series(
     context: Context, source: str, unit: str, rows: Iterable[Row], warnings: list[str], variant: str = ""
 ) -> tuple[list[SignalPoint], list[SignalGap]]:
     """Points and gaps of one series within the window. The same interval twice with different values: the last counts, as
-    suspect, with a warning; with equal values: once."""
+    suspect, with a warning; with equal values: once. A value that holds for longer than a day is a point for each day (UTC)
+    that the window touches, the same ones whatever window asks."""
     rows = list(rows)
     source = chosen(context.options, "source") or source  # an entry of a chain may give its points another name
     starts = sorted({row.start for row in rows})
@@ -61,14 +69,15 @@ def series(
         if end <= row.start:
             warnings.append(f"{stamp(row.start)}: ends at {stamp(end)}, before it begins; left out")
             continue
-        key = (row.start, end, row.issued_at)
-        before = kept.get(key)
-        if before is not None and None not in (before.value, row.value) and before.value != row.value:
-            warnings.append(f"{stamp(row.start)}: given twice, {before.value} and {row.value}; the last is used, suspect")
-            row = replace(row, quality=Quality.SUSPECT)
-        elif before is not None and (row.value is None or before.quality is Quality.SUSPECT):
-            row = before  # a value is better than none, and a doubt once raised stays
-        kept[key] = row
+        for left, right in _by_days(row.start, end, context, warnings):
+            key = (left, right, row.issued_at)
+            before, said_now = kept.get(key), row
+            if before is not None and None not in (before.value, row.value) and before.value != row.value:
+                warnings.append(f"{stamp(left)}: given twice, {before.value} and {row.value}; the last is used, suspect")
+                said_now = replace(row, quality=Quality.SUSPECT)
+            elif before is not None and (row.value is None or before.quality is Quality.SUSPECT):
+                said_now = before  # a value is better than none, and a doubt once raised stays
+            kept[key] = said_now
     points, gaps = [], []
     for (start, end, issued_at), row in sorted(kept.items(), key=lambda item: item[0][:2]):
         if not context.wants(start, end):
@@ -95,6 +104,31 @@ def series(
     gaps = [gap for gap in gaps if (gap.start, gap.end) not in filled]
     gaps += holes(context, source, variant, sorted(key[:2] for key in kept))
     return points, gaps
+
+
+def _by_days(start: datetime, end: datetime, context: Context, warnings: list[str]) -> list[tuple[datetime, datetime]]:
+    """An interval of at most a day as it is; a longer one cut at midnights (UTC), without the days outside of the window.
+
+    What is stored has a longest interval, and a year's contract should not reach into years that nobody asked for.
+    """
+    if end - start <= _DAY:
+        return [(start, end)]
+    begin = start if context.start is None else max(start, _midnight(context.start))
+    until = end if context.end is None else min(end, _midnight(context.end - timedelta(microseconds=1)) + _DAY)
+    most = _midnight(begin) + _MOST_DAYS * _DAY
+    if (context.start is None or context.end is None) and until > most:
+        warnings.append(f"{stamp(start)}: holds until {stamp(end)}; told until {stamp(most)} only")
+        until = most
+    parts = []
+    while begin < until:
+        to = min(_midnight(begin) + _DAY, until)
+        parts.append((begin, to))
+        begin = to
+    return parts
+
+
+def _midnight(when: datetime) -> datetime:
+    return when.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
 
 
 def result(
@@ -211,6 +245,12 @@ def ranges(start: datetime, end: datetime, longest: timedelta) -> list[tuple[dat
         parts.append((start, to))
         start = to
     return parts
+
+
+def last_published(now: datetime, zone: ZoneInfo, hour: int) -> date:
+    """The last local day of which day-ahead prices may be known at ``now``: today, and from ``hour`` on tomorrow."""
+    local = now.astimezone(zone)
+    return local.date() + (_DAY if local.hour >= hour else timedelta(0))
 
 
 def chosen(options: Mapping[str, Any], key: str) -> str | None:

@@ -2,12 +2,14 @@
 
 import json
 import math
+import sqlite3
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from dispatcher.leader import Leadership
 from dispatcher.store.sql import SqlStore
@@ -333,3 +335,23 @@ def test_a_backfill_says_what_went_wrong(run: Run, configured: Path) -> None:
     result = run("signals", "backfill", "north", "--source", "table", "--days", "60", "--config", str(configured))
     assert result.exit_code == 1 and "gone.csv" in result.stderr and "run it again later" in result.stderr
     assert "3 failed" in result.stdout and "0 new points" in result.stdout
+
+
+def test_a_backfill_whose_database_fails_says_so_in_one_line(
+    run: Run, configured: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = ["signals", "backfill", "north", "--days", "2", "--config", str(configured)]
+
+    def locked(*_: object) -> int:
+        raise OperationalError("INSERT", {}, sqlite3.OperationalError("database is locked"))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SignalStore, "append", locked)
+        result = run(*args)
+    assert result.exit_code == 1 and "Traceback" not in result.output
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("gridshift: ")]
+    assert "database is locked" in line and "run it again" in line
+    with closing(sqlite3.connect(configured.parent / "data" / "gridshift.db")) as database:
+        database.execute("DROP TABLE signal_point")
+    result = run(*args)
+    assert result.exit_code == 1 and "no such table: signal_point" in result.stderr

@@ -11,7 +11,7 @@ import pytest
 
 from dispatcher.config import Config
 from dispatcher.forecasts import Series
-from dispatcher.signal_book import HELD, ChainStatus, SignalBook, SourceStatus
+from dispatcher.signal_book import HELD, ChainStatus, Closing, SignalBook, SourceStatus, sources_of
 from signals.feeds.base import FeedError
 from signals.ingest import FetchResult
 from signals.points import UNITS, Kind, Quality, SignalPoint
@@ -20,7 +20,7 @@ from signals.store import MemorySignalStore
 
 T0 = datetime(2026, 3, 10, 12, tzinfo=UTC)
 HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
-CHARTS = {"feed": "energy_charts", "bzn": "DE-LU"}
+CHARTS = {"feed": "energy_charts", "bzn": "DE-LU", "source": "energy_charts"}
 MADE_UP = {"feed": "synthetic"}
 
 
@@ -127,9 +127,10 @@ def test_a_suspect_source_loses_and_serves_with_a_word_when_alone(feeds: Feeds) 
     alone = SignalBook(config([CHARTS]), MemorySignalStore(), ask=feeds)
     alone.refresh(T0)
     series, (source,) = alone.series("r0", "price"), chain(alone, T0).sources
-    assert series is not None and series.at(T0) == 90000.0
+    assert series is not None and 90000.0 not in series.values and series.at(T0) is None  # impossible: serves nobody
     assert (source.state, source.chosen) == ("suspect", True)
     assert source.why.startswith("is suspect, and nothing better is there (impossible: 1 values")
+    assert "unknown: energy_charts: impossible: 1 values" in alone.alarms(T0)[0][2]
     # an hour later a plausible value is in force: the doubted one is not planned with
     alone.refresh(T0 + HOUR)
     series = alone.series("r0", "price")
@@ -189,7 +190,7 @@ def test_nothing_new_is_asked_for_less_and_less_often(feeds: Feeds) -> None:
     assert asking_times(feeds, book, 300) == [0, 15, 30, 60, 120, 180, 240]
     failing_book = SignalBook(config(None, carbon), MemorySignalStore(), ask=feeds)
     feeds.answers["gb_carbon"] = failing()
-    assert asking_times(feeds, failing_book, 300) == [0, 30, 90, 150, 210, 270]
+    assert asking_times(feeds, failing_book, 200) == [0, 1, 3, 7, 15, 31, 63, 123, 183]
     told_to_wait = SignalBook(config(None, carbon), MemorySignalStore(), ask=feeds)
     feeds.answers["gb_carbon"] = failing(wait_s=7200.0)
     assert asking_times(feeds, told_to_wait, 300) == [0, 120, 240]
@@ -209,8 +210,8 @@ def test_what_could_not_be_kept_is_fetched_again(feeds: Feeds, monkeypatch: pyte
     monkeypatch.setattr(book.manners, "forget", forgotten.append)
     with monkeypatch.context() as broken:
         broken.setattr(store, "append", lambda points: (_ for _ in ()).throw(OSError("disk full")))
-        with pytest.raises(OSError, match="disk full"):
-            book.refresh(T0)
+        assert book.refresh(T0) and book.ready
+    assert "could not be kept: OSError" in str(chain(book, T0).sources[0].error)
     assert forgotten == ["energy_charts|energy_charts|r0|price"]
     book.refresh(T0 + MINUTE)
     assert feeds.names() == ["energy_charts"] * 2 and book.series("r0", "price") is not None
@@ -235,16 +236,23 @@ def test_status_ages_between_refreshes(feeds: Feeds) -> None:
     assert source.known_until == T0 + timedelta(days=4)
 
 
-def test_a_source_that_changes_its_currency_is_not_planned_with(feeds: Feeds) -> None:
+def test_of_a_source_that_changes_its_currency_the_newest_is_used(feeds: Feeds, caplog: pytest.LogCaptureFixture) -> None:
+    feeds.answers["energy_charts"] = day_of(60.0, until=T0 + 2 * HOUR)
     store = MemorySignalStore()
-    book = SignalBook(config([CHARTS, MADE_UP]), store, ask=feeds)
+    book = SignalBook(config([CHARTS]), store, ask=feeds, forecast_of=model)
     book.refresh(T0)
-    store.append([SignalPoint("r0", Kind.PRICE, "CZK/MWh", T0, T0 + HOUR, None, T0, 1500.0, Quality.MEASURED, "energy_charts")])
+    crowns = [
+        SignalPoint("r0", Kind.PRICE, "CZK/MWh", a, a + HOUR, None, T0 + MINUTE, 1500.0 + n, Quality.MEASURED, "energy_charts")
+        for n, a in enumerate(T0 + n * HOUR for n in range(4))
+    ]
+    store.append(crowns)
+    feeds.answers["energy_charts"] = failing()
     for later in (T0 + HOUR, T0 + 2 * HOUR):
         book.refresh(later)
     series = book.series("r0", "price")
-    assert series is None or series.unit == "EUR/MWh"
-    assert "unit" in str(chain(book, T0 + 2 * HOUR).sources[0].error)
+    assert series is not None and series.unit == "CZK/MWh"
+    assert all(value is None or value >= 1500.0 for value in series.values)  # no euro, be it forecast or an earlier day's
+    assert caplog.text.count("changed its unit; of CZK/MWh and EUR/MWh only CZK/MWh is used") == 1
 
 
 def test_without_threads_two_runs_are_the_same(feeds: Feeds) -> None:
@@ -327,6 +335,10 @@ def test_feeds_that_all_fail_are_an_alarm_while_their_last_values_still_serve(fe
     assert "the file is gone" in sentence
 
 
+def model(series: Series) -> SlotForecast:
+    return SlotForecast(T0, 900, (5.0,) * 192, (4.0,) * 192, (7.0,) * 192, "model", "model of 60 days")
+
+
 def test_a_forecast_fills_what_is_not_published(feeds: Feeds) -> None:
     feeds.answers["energy_charts"] = day_of(60.0, until=T0 + 2 * HOUR)
     asked: list[Series] = []
@@ -379,3 +391,243 @@ def test_a_fixed_tariff_needs_no_feed() -> None:
     assert series is not None and series.at(T0) == 200.0 and series.source.startswith("tariff:")
     assert book.usage(made.regions[0], 1000.0, T0, T0 + HOUR, T0 + HOUR).cost == pytest.approx(1.2 * 0.2)
     assert book.alarms(T0) == [] and book.learnable() == []
+
+
+# --- what must not stop, be invented or be asked too often ---------------------------------------------------------------
+
+
+def test_an_answer_that_breaks_something_is_its_own_sources_error(feeds: Feeds) -> None:
+    def broken(now: datetime) -> dict[str, Any]:
+        raise RuntimeError("a reader's mistake")
+
+    too_long = {"values": [(T0 - timedelta(days=400), T0 + HOUR, 50.0)]}
+    for answer, says in ((broken, "RuntimeError"), (lambda now: dict(too_long), "could not be kept")):
+        feeds.answers["energy_charts"] = answer
+        book = SignalBook(config([CHARTS, MADE_UP]), MemorySignalStore(), ask=feeds)
+        assert book.refresh(T0) and book.ready
+        assert states(book, T0) == [("energy_charts", "failed", False), ("synthetic", "fresh", True)]
+        first = chain(book, T0).sources[0]
+        assert says in str(first.error) and first.due_at == T0 + MINUTE
+    threaded = SignalBook(config([CHARTS, MADE_UP]), MemorySignalStore(), parallel=2, patience_s=20.0, ask=feeds)
+    try:
+        assert threaded.refresh(T0) and threaded.ready and threaded.series("r0", "price") is not None
+    finally:
+        threaded.close()
+
+
+def test_a_failed_feed_of_a_chain_that_is_fresh_is_not_hurried(feeds: Feeds) -> None:
+    book = SignalBook(config([CHARTS, MADE_UP]), MemorySignalStore(), ask=feeds)
+    feeds.answers["energy_charts"] = failing()
+    for n in range(3):
+        book.refresh(T0 + n * MINUTE)
+    (charts, _) = chain(book, T0).sources
+    assert charts.due_at == T0 + MINUTE + HOUR  # the second time the other source was fresh
+
+
+def test_only_what_may_be_revised_is_asked_again(feeds: Feeds) -> None:
+    asked: list[tuple[datetime, datetime]] = []
+
+    def ask(feed: str, options: dict[str, Any], **query: Any) -> FetchResult:
+        asked.append((query["now"], query["window_start"]))
+        return feeds(feed, options, **query)
+
+    store = MemorySignalStore()
+    book = SignalBook(config([CHARTS]), store, ask=ask)
+    feeds.answers["energy_charts"] = failing()
+    book.refresh(T0)
+    feeds.answers["energy_charts"] = day_of(60.0, until=T0 + 2 * HOUR)
+    for after in (1, 3, 24):
+        book.refresh(T0 + after * HOUR)
+    full = timedelta(days=8)
+    back = [now - start for now, start in asked]
+    assert back[:2] == [full, full] and back[2:] == [timedelta(days=2) + n * HOUR for n in (1, 22)]
+    again = SignalBook(config([CHARTS]), store, ask=ask)  # one that has just begun does not know what is missing
+    again.refresh(T0 + 25 * HOUR)
+    assert asked[-1][1] == T0 + 25 * HOUR - full
+
+
+def test_old_forecasts_are_not_fresh(feeds: Feeds) -> None:
+    carbon = {"feed": "gb_carbon"}
+    store = MemorySignalStore()
+    ahead = [
+        SignalPoint("r0", Kind.CARBON_AVERAGE, "gCO2e/kWh", a, a + HOUR, T0, T0, 200.0 + n, Quality.FORECAST, "gb_carbon")
+        for n, a in enumerate(T0 + n * HOUR for n in range(20))
+    ]
+    store.append(ahead)
+    feeds.answers |= {"gb_carbon": failing(), "synthetic": failing()}
+    book = SignalBook(config(None, [carbon, MADE_UP]), store, ask=feeds)
+    book.refresh(T0 + 6 * HOUR)
+    assert states(book, T0)[0] == ("gb_carbon", "fresh", True) and "synthetic" not in feeds.names()[:1]
+    book.refresh(T0 + 7 * HOUR)
+    assert states(book, T0)[0] == ("gb_carbon", "stale", True)  # it serves, for there is nothing better
+    feeds.answers["synthetic"] = day_of(100.0)
+    book.refresh(T0 + 9 * HOUR)
+    one = chain(book, T0)
+    assert [s.chosen for s in one.sources] == [False, True] and one.sources[1].state == "fresh"
+    lonely = SignalBook(config(None, [carbon]), store, ask=lambda feed, options, **query: feeds(feed, options, **query))
+    feeds.answers["gb_carbon"] = lambda now: {}
+    lonely.refresh(T0 + 7 * HOUR)
+    assert chain(lonely, T0).why == (
+        "gb_carbon: only a forecast of 2026-03-10 12:00Z for now; it serves, for nothing better is there"
+    )
+
+
+def test_the_last_value_comes_before_forecasts_and_earlier_days(feeds: Feeds) -> None:
+    feeds.answers["gb_carbon"] = day_of(200.0, until=T0 - HOUR)
+    book = SignalBook(config(None, [{"feed": "gb_carbon"}]), MemorySignalStore(), ask=feeds, forecast_of=model)
+    book.refresh(T0)
+    series = book.series("r0", "carbon")
+    last = 200.0 + (71 - 1) * 37 % 101 / 10
+    assert series is not None and series.values[:9] == (last,) * 8 + (5.0,)
+    assert series.basis[:9] == (HELD,) * 8 + ("model",) and series.low[:9] == (None,) * 8 + (4.0,)
+    assert chain(book, T0).why == "gb_carbon: the first source, is fresh; its last value is held"
+
+
+def test_doubted_values_come_last_and_are_not_booked(feeds: Feeds) -> None:
+    slipped = [(T0 - HOUR + n * HOUR, T0 + n * HOUR, 6000.0 + n * 90) for n in range(8)]
+    before = day_of(60.0, until=T0 - HOUR)(T0)["values"]
+    feeds.answers["energy_charts"] = lambda now: {"values": before if now < T0 else [*before, *slipped]}
+    book = SignalBook(config([CHARTS]), MemorySignalStore(), ask=feeds)
+    for now in (T0 - HOUR, T0):
+        book.refresh(now)
+    series, one = book.series("r0", "price"), chain(book, T0)
+    assert one.sources[0].state == "suspect" and "earlier days are repeated" in one.why
+    assert series is not None and series.basis[0] == "repeat-day" and series.values[0] in {v for _, _, v in before}
+    region = config([CHARTS]).regions[0]
+    assert book.usage(region, 1000.0, T0, T0 + HOUR, T0 + HOUR).cost is None
+    # where nothing else is known at all they serve, and are called what they are
+    alone = MemorySignalStore()
+    doubtful = [
+        SignalPoint("r0", Kind.PRICE, "EUR/MWh", a, b, None, T0, value, Quality.SUSPECT, "energy_charts")
+        for a, b, value in slipped
+    ]
+    alone.append(doubtful)
+    feeds.answers["energy_charts"] = failing()
+    book = SignalBook(config([CHARTS]), alone, ask=feeds)
+    book.refresh(T0)
+    series = book.series("r0", "price")
+    assert series is not None and (series.at(T0), series.basis[0]) == (6090.0, "suspect")
+    assert book.usage(region, 1000.0, T0, T0 + HOUR, T0 + HOUR).cost is None
+
+
+def test_a_stale_source_that_knows_something_comes_before_a_suspect_one(feeds: Feeds) -> None:
+    store = MemorySignalStore()
+    store.append(
+        [SignalPoint("r0", Kind.PRICE, "EUR/MWh", T0, T0 + HOUR, None, T0, 7000.0, Quality.SUSPECT, "energy_charts")]
+        + [
+            SignalPoint("r0", Kind.PRICE, "EUR/MWh", a, a + HOUR, None, a, 70.0, Quality.MEASURED, "synthetic")
+            for a in (T0 - timedelta(days=2) + n * HOUR for n in range(24))
+        ]
+    )
+    feeds.answers = {"energy_charts": failing(), "synthetic": failing()}
+    book = SignalBook(config([CHARTS, MADE_UP]), store, ask=feeds)
+    book.refresh(T0)
+    assert states(book, T0) == [("energy_charts", "suspect", False), ("synthetic", "stale", True)]
+    series = book.series("r0", "price")
+    assert series is not None and series.at(T0) == 70.0
+
+
+def test_variants_are_not_mixed_in_what_is_booked_and_learned(feeds: Feeds) -> None:
+    feeds.answers["energy_charts"] = failing()
+    store = MemorySignalStore()
+    for variant, value, known in (("hourly", 10.0, T0 - HOUR), ("quarters", 99.0, T0)):
+        store.append(
+            [
+                SignalPoint(
+                    "r0", Kind.PRICE, "EUR/MWh", T0, T0 + HOUR, None, known, value, Quality.MEASURED, "energy_charts", variant
+                )
+            ]
+        )
+    book = SignalBook(config([CHARTS]), store, ask=feeds)
+    book.refresh(T0)
+    series = book.series("r0", "price")
+    assert series is not None and (series.at(T0), series.variant) == (99.0, "quarters")
+    assert [one.variant for one in book.learnable()] == ["quarters"]
+    usage = book.usage(config([CHARTS]).regions[0], 1000.0, T0, T0 + HOUR, T0 + HOUR)
+    assert usage.cost == pytest.approx(usage.energy_kwh * 99.0 / 1000.0)
+
+
+# --- tariffs --------------------------------------------------------------------------------------------------------------
+
+
+def with_tariff(**tariff: Any) -> Config:
+    region = {"name": "r0", "address": "http://r0", "price": [CHARTS], "tariff": {"timezone": "UTC"} | tariff}
+    return Config.model_validate({"region": [region]})
+
+
+def test_a_tariff_in_other_money_is_told_and_stops_nobody(feeds: Feeds, caplog: pytest.LogCaptureFixture) -> None:
+    made = with_tariff(type="indexed", currency="CZK", factor=1.0, adder_per_mwh=10.0)
+    book = SignalBook(made, MemorySignalStore(), ask=feeds)
+    for n in range(3):
+        book.refresh(T0 + n * MINUTE)
+        assert book.usage(made.regions[0], 1000.0, T0, T0 + HOUR, T0 + HOUR).cost is None
+    says = "its currency is CZK, the wholesale price it follows is in EUR/MWh"
+    assert says in book.alarms(T0)[0][2] and "no value for now" not in book.alarms(T0)[0][2]
+    assert says in chain(book, T0).why
+    assert [record.getMessage().split(" of region")[0] for record in caplog.records] == ["tariff", "mean of price"]
+
+
+def test_a_fixed_tariff_asks_none_of_the_feeds_that_are_configured(feeds: Feeds) -> None:
+    book = SignalBook(with_tariff(type="fixed", currency="EUR", energy_per_mwh=200.0), MemorySignalStore(), ask=feeds)
+    book.refresh(T0)
+    assert feeds.asked == [] and book.alarms(T0) == []
+    assert chain(book, T0).why == "a fixed tariff: no feed is asked for the price"
+
+
+# --- names, replays, closing ----------------------------------------------------------------------------------------------
+
+
+def test_a_source_is_named_after_its_feed_and_place() -> None:
+    entries: list[dict[str, Any]] = [
+        {"feed": "entsoe", "zone": "DE_LU"},
+        {"feed": "energy_charts", "bzn": "DE-LU", "country": "de"},
+        {"feed": "energy_charts", "bzn": "DE-LU"},
+        {"feed": "gb_carbon", "regionid": 13},
+        {"feed": "http", "url": "http://x"},
+        {"feed": "entsoe", "zone": "AT", "source": "mine"},
+    ]
+    links = list(sources_of(entries, "price", replaying=False))
+    assert [link.name for link in links] == [
+        *("entsoe:DE_LU", "energy_charts:DE-LU", "energy_charts:DE-LU-2", "gb_carbon:13", "http", "mine")
+    ]
+    assert [link.options.get("source", link.feed) for link in links] == [link.name for link in links]
+
+
+def test_in_a_replay_files_tell_prices_a_day_ahead_and_carbon_not_at_all() -> None:
+    for what, ahead in (("price", "24h"), ("carbon", "0s")):
+        entries: list[dict[str, Any]] = [{"feed": "csv", "file": "x"}, {"feed": "csv", "file": "y", "lookahead": "2h"}]
+        found = [link.options.get("lookahead") for link in sources_of(entries, what, replaying=True)]
+        assert found == [ahead, "2h"]
+    (live,) = sources_of([{"feed": "csv", "file": "x"}], "price", replaying=False)
+    assert "lookahead" not in live.options
+
+
+def test_a_fast_replay_does_not_ask_the_net_all_the_time(feeds: Feeds) -> None:
+    feeds.answers["gb_carbon"] = lambda now: hours(now, 1.0 + now.minute)
+    made = config([MADE_UP], [{"feed": "gb_carbon"}]).model_dump() | {"replay": {"start": T0.isoformat(), "speed": 3600}}
+    book = SignalBook(Config.model_validate(made), MemorySignalStore(), ask=feeds)
+    book.refresh(T0)
+    due = {s.source: s.due_at for one in book.status(T0) for s in one.sources}
+    assert due["gb_carbon"] == T0 + 5 * HOUR  # five seconds on the wall
+    assert due["synthetic"] is not None and due["synthetic"] <= T0 + HOUR
+
+
+def test_closing_breaks_off_who_waits() -> None:
+    waiting, ended = threading.Event(), threading.Event()
+
+    def ask(feed: str, options: dict[str, Any], *, sleep: Callable[[float], None], **_: Any) -> FetchResult:
+        waiting.set()
+        try:
+            sleep(60.0)
+        except Closing:
+            ended.set()
+            raise
+        raise AssertionError("it went on")
+
+    book = SignalBook(config([CHARTS]), MemorySignalStore(), parallel=1, patience_s=0.0, ask=ask)
+    book.refresh(T0)
+    assert waiting.wait(20)
+    book.close()
+    assert ended.wait(20)
+    book.refresh(T0 + HOUR)  # asks nobody any more
+    assert book.series("r0", "price") is None

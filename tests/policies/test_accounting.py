@@ -1,5 +1,6 @@
 """Energy and time-weighted means: unknown stays unknown."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -39,6 +40,18 @@ def test_a_hole_makes_it_unknown(gap: tuple[float, float]) -> None:
 
 def test_where_points_overlap_the_finer_one_holds() -> None:
     assert weighted_mean([point(0, 2, 10.0), point(1, 2, 30.0)], NOW, NOW + 2 * H) == pytest.approx(20.0)
+
+
+def test_what_is_doubted_covers_nothing() -> None:
+    doubted = replace(point(1, 2, 900.0), quality=Quality.SUSPECT)
+    assert weighted_mean([point(0, 1, 5.0), doubted], NOW, NOW + 2 * H) is None
+    assert weighted_mean([point(0, 2, 5.0), doubted], NOW, NOW + 2 * H) == pytest.approx(5.0)
+
+
+def test_values_in_several_units_have_no_mean() -> None:
+    crowns = replace(point(1, 2, 900.0), unit="CZK/MWh")
+    assert weighted_mean([point(0, 1, 5.0), crowns], NOW, NOW + 2 * H) is None
+    assert weighted_mean([point(0, 1, 5.0), crowns], NOW, NOW + H) == pytest.approx(5.0)
 
 
 @given(st.lists(st.floats(-500, 500), min_size=1, max_size=12), st.integers(0, 11), st.integers(1, 12))

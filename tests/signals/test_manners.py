@@ -89,6 +89,19 @@ def test_a_trial_that_is_broken_off_does_not_shut_the_host_for_ever(time: Time, 
     assert manners.turn(HOST, 0.0) == 0.0
 
 
+def test_a_trial_that_is_asked_for_peace_is_over(time: Time, manners: Manners) -> None:
+    fail(manners)
+    time.sleep(60)
+    manners.turn(HOST, 0.0)
+    manners.leave_alone(HOST, 1800.0, "it answers 429")
+    assert "asks not to be asked until 12:31Z" in refused(manners)
+    time.sleep(1800)
+    assert manners.turn(HOST, 0.0) == 0.0  # asked again after its time, by one alone
+    assert "tries it again" in refused(manners)
+    manners.went_well(HOST)
+    assert manners.turn(HOST, 0.0) == 0.0
+
+
 def test_late_failures_of_requests_under_way_change_nothing(time: Time, manners: Manners) -> None:
     for _ in range(8):
         manners.turn(HOST, 0.0)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from signals.plausibility import judge
+from signals.plausibility import judge, possible
 from signals.points import Kind, Quality, SignalPoint
 from tests.signals.samples import point
 
@@ -68,6 +68,19 @@ def test_pounds_for_kilograms(factor: float) -> None:
     assert doubted(line([v + 300 * (factor - 1) for v in values], kind=CARBON), HISTORY)[0] == 0
 
 
+@pytest.mark.parametrize("factor", [10.0, 0.1])
+def test_cents_per_kwh_for_euros_per_mwh(factor: float) -> None:
+    values = daily(1, 60.0, seed=3, noise=3.0)
+    count, says = doubted(line([v * factor for v in values]), PRICES)
+    assert count == 24 and says.startswith("unit: the values of"), says
+    # the same periods again need no long history
+    assert doubted(line([v * factor for v in values[:6]]), line(values[:6]))[0] == 6
+    # a level that moves without its spread, a few hours, and carbon are something else
+    assert doubted(line([v + 60.0 * (factor - 1) for v in values]), PRICES) == (0, "")
+    assert doubted(line([v * factor for v in values[:12]]), PRICES) == (0, "")
+    assert doubted(line([150.0 * factor / 10 for _ in range(3)], kind=CARBON), HISTORY) == (0, "")
+
+
 def test_a_market_that_moves_is_not_a_slip() -> None:
     spring = line([0.5 + 5 * math.sin(h) for h in range(144)], -144.0)  # around zero
     assert doubted(line(daily(1, 50.0, noise=8.0)), spring) == (0, "")
@@ -89,6 +102,12 @@ def test_the_impossible(kind: Kind, value: float, unit: str | None) -> None:
     changes: dict[str, Any] = {"kind": kind} | ({"unit": unit} if unit else {})
     count, says = doubted(line([50.0, value, 60.0], **changes), [])
     assert count == 1 and says.startswith("impossible") and f"{value:g}" in says
+
+
+def test_what_is_possible_at_all() -> None:
+    assert [possible(point(0, v)) for v in (-6000.0, -500.0, 0.0, 25000.0, 25001.0)] == [False, True, True, True, False]
+    assert [possible(point(0, v, kind=CARBON)) for v in (-1.0, 0.0, 2500.0)] == [False, True, False]
+    assert possible(point(0, 700000.0, unit="HUF/MWh")) and possible(point(0, -5.0, kind=Kind.LOAD))
 
 
 def test_the_barely_possible() -> None:

@@ -111,3 +111,23 @@ def test_a_source_that_is_down_is_not_asked_for_every_window() -> None:
     source = Source(lambda start: FeedError(ACCESS, "down"))
     done = run(MemorySignalStore(), source, end=T0 + 20 * DAY)
     assert (done.failed, done.left, len(source.asked)) == (GIVE_UP_AFTER, 20 - GIVE_UP_AFTER, GIVE_UP_AFTER)
+
+
+def test_what_a_window_says_is_judged_by_the_days_before() -> None:
+    """A source whose unit slips in the third window: its values are stored, marked, and the caller is told."""
+
+    class Slipping(Source):
+        def __call__(self, feed: str, options: Any, **asked: Any) -> FetchResult:
+            found = super().__call__(feed, options, **asked)
+            factor = 100.0 if T0 + 2 * DAY <= asked["window_start"] < T0 + 3 * DAY else 1.0
+            points = [replace(p, value=factor * (50.0 + 3.7 * ((p.start - T0) // HOUR * 7 % 24))) for p in found.points]
+            return replace(found, points=tuple(points))
+
+    store, source = MemorySignalStore(), Slipping()
+    done = run(store, source)
+    assert (done.fetched, done.failed, done.stored) == (4, 0, 96)
+    doubted = [p.start for p in store.read("r", Kind.PRICE, T0, T0 + 4 * DAY, NOW) if p.quality is Quality.SUSPECT]
+    assert doubted == [T0 + 2 * DAY + n * HOUR for n in range(24)]
+    assert any("a mistaken unit" in warning for warning in done.warnings)
+    again = run(store, source, again=True, now=lambda: NOW + DAY)
+    assert again.stored == 0, "what was doubted stays so, and is not stored once more as if it were not"

@@ -88,7 +88,6 @@ def test_source_and_variant_choose() -> None:
 @pytest.mark.parametrize(
     ("other", "word"),
     [
-        ({"unit": "USD/MWh"}, "unit"),
         ({"region": "q"}, "region"),
         ({"kind": Kind.CARBON_AVERAGE}, "kind"),
     ],
@@ -96,6 +95,28 @@ def test_source_and_variant_choose() -> None:
 def test_what_cannot_be_compared_is_refused(other: dict[str, Any], word: str) -> None:
     with pytest.raises(SignalError, match=word):
         lay([point(0, 1.0), point(1, 1.0, **other)])
+
+
+def test_of_several_units_the_newest_is_one_series() -> None:
+    euros = [point(h, 1.0, retrieved_at=T0 - DAY) for h in (-24, 0, 1)]
+    series = lay([*euros, point(0, 25.0, unit="CZK/MWh", retrieved_at=T0)], slots=2, slot_s=3600)
+    assert (series.values, series.unit) == ((25.0, None), "CZK/MWh")
+
+
+def test_the_variant_is_told() -> None:
+    points = [point(0, 1.0, variant="a", retrieved_at=T0 - DAY), point(0, 2.0, variant="b")]
+    assert (lay(points, slots=1).variant, lay(points, slots=1, variant="a").variant) == ("b", "a")
+    assert lay([], slots=1, unit="EUR/MWh").variant == ""
+
+
+def test_what_is_doubted_comes_after_everything_else() -> None:
+    doubted = [point(h, 99.0, quality=Quality.SUSPECT) for h in range(4)]
+    made = SlotForecast(T0 + DAY / 24, 3600, (5.0,), (4.0,), (6.0,), "model", "why")
+    series = slot_series(
+        [point(-24, 1.0), *doubted, point(3, 7.0, retrieved_at=T0)], now=T0, start=T0, slot_s=3600, slots=5, beyond=made
+    )
+    assert series.values == (1.0, 5.0, 99.0, 7.0, None)
+    assert series.basis == (REPEAT_DAY, "model", "suspect", PUBLISHED, UNKNOWN)
 
 
 def test_wrong_arguments_are_refused() -> None:

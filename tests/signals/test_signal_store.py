@@ -2,6 +2,8 @@
 
 import os
 import secrets
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -12,15 +14,18 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import Engine, create_engine, insert, text
+from sqlalchemy import Engine, create_engine, insert, make_url, text
 from sqlalchemy.exc import IntegrityError
 from sqlmodel import SQLModel
 
+from dispatcher.store.engine import make_engine
 from signals.gaps import SignalGap
 from signals.points import Kind, Quality, SignalError, SignalPoint
 from signals.store import MAX_SPAN, MemorySignalStore, SignalGapRow, Signals, SignalStore
 from tests.signals.samples import DAY, HOUR, T0, at, point
 
+#: Writers of one series at once, and what each writes.
+WRITERS, ROUNDS = 2, 15
 TABLES = [SQLModel.metadata.tables[name] for name in ("signal_series", "signal_point", "signal_gap")]
 POSTGRES = os.environ.get("GRIDSHIFT_TEST_POSTGRES", "")
 
@@ -285,3 +290,91 @@ def test_one_by_one_and_all_at_once_read_the_same_at_every_time(
         one_by_one.append([one])
     for hour in range(9):
         assert read(at_once, at(hour)) == read(one_by_one, at(hour))
+
+
+# --- several writers at once ----------------------------------------------------------------------------------------
+
+WRITER = """
+import sys
+from datetime import timedelta
+from sqlalchemy import make_url
+from dispatcher.store.engine import make_engine
+from signals.gaps import SignalGap
+from signals.points import Kind
+from signals.store import SignalStore
+from tests.signals.samples import DAY, at, point
+
+url, number, rounds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+store = SignalStore(make_engine(make_url(url)))
+print("ready", flush=True)
+sys.stdin.readline()
+for n in range(rounds):
+    learned = at(n) + number * timedelta(minutes=1)
+    store.append([point(hour, 100.0 * number + n + hour, retrieved_at=learned) for hour in range(24)])
+    store.note_gaps([SignalGap("s", "r", Kind.PRICE, at(n), at(n + 1))], learned)
+    if n % 5 == 4:
+        store.prune(at(-DAY.days))
+"""
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def shared_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of a database with empty tables of signals, as the control plane opens it."""
+    with ExitStack() as at_end:
+        if request.param == "sqlite":
+            url = f"sqlite:///{tmp_path / 'shared.db'}"
+        else:
+            if not POSTGRES:
+                pytest.skip("PostgreSQL: set GRIDSHIFT_TEST_POSTGRES to a SQLAlchemy URL of an empty database")
+            name = f"signals_{secrets.token_hex(4)}"
+            server = create_engine(POSTGRES, isolation_level="AUTOCOMMIT")
+            at_end.callback(server.dispose)
+
+            def run(statement: str) -> None:
+                with server.connect() as connection:
+                    connection.execute(text(statement))
+
+            run(f"CREATE DATABASE {name}")
+            at_end.callback(run, f"DROP DATABASE {name} WITH (FORCE)")
+            url = make_url(POSTGRES).set(database=name).render_as_string(hide_password=False)
+        engine = make_engine(make_url(url), create=True)
+        SQLModel.metadata.create_all(engine, TABLES)
+        engine.dispose()
+        yield url
+
+
+def test_two_processes_write_one_series_at_once(shared_url: str) -> None:
+    command = [sys.executable, "-c", WRITER, shared_url]
+    writers = [
+        subprocess.Popen(
+            [*command, str(number), str(ROUNDS)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[2],
+        )
+        for number in range(WRITERS)
+    ]
+    for writer in writers:
+        assert writer.stdout is not None and writer.stdout.readline() == "ready\n"
+    for writer in writers:
+        assert writer.stdin is not None
+        writer.stdin.write("go\n")
+        writer.stdin.flush()
+    for writer in writers:
+        _, said = writer.communicate(timeout=60)
+        assert writer.returncode == 0, said
+    engine = make_engine(make_url(shared_url))
+    try:
+        with engine.connect() as connection:
+            count = "SELECT count(*) FROM signal_point WHERE outranked = 0 GROUP BY series_id, start_us, end_us"
+            assert connection.execute(text(count)).scalars().all() == [1] * 24, "one row in force for each interval"
+            assert connection.execute(text("SELECT count(*) FROM signal_series")).scalar_one() == 1
+            assert connection.execute(text("SELECT count(*) FROM signal_point")).scalar_one() == 24 * WRITERS * ROUNDS
+        store = SignalStore(engine)
+        last = [point.value for point in read(store, at(24 * 90))]
+        assert last == [100.0 * (WRITERS - 1) + ROUNDS - 1 + hour for hour in range(24)], "the last that was learned"
+        assert len(store.read_gaps("r", Kind.PRICE, T0, at(24 * 90), at(24 * 90))) == ROUNDS
+    finally:
+        engine.dispose()

@@ -205,7 +205,9 @@ def test_what_is_asked() -> None:
     assert [r.url[-15:] for r in old] == ["_202601_SA1.csv"]
     ahead = FEED.requests(Query(PRICE, options, now, now + timedelta(hours=5), now))
     assert [r.url.rpartition("/")[2] for r in ahead] == ["5MIN"]
-    days = FEED.requests(Query(PRICE, options, now - timedelta(days=2), now + timedelta(hours=5), now))
+    poll = FEED.requests(Query(PRICE, options, now - timedelta(days=2), now + timedelta(hours=5), now))
+    assert [r.url.rpartition("/")[2] for r in poll] == ["5MIN"]
+    days = FEED.requests(Query(PRICE, options, now - timedelta(days=4), now + timedelta(hours=5), now))
     assert [r.url.rpartition("/")[2] for r in days] == [
         "PRICE_AND_DEMAND_202602_SA1.csv",
         "PRICE_AND_DEMAND_202603_SA1.csv",

@@ -149,8 +149,14 @@ def test_what_is_asked() -> None:
         ("past-range", "2026-02-24T00:00:00Z", "2026-02-25T00:00:00Z"),
     ]
     assert {p["emissionFactorType"] for _, p in old} == {"direct"}
-    quarter = asked(-48, 0.5, granularity="5_minutes")
-    assert [name for name, _ in quarter] == ["past-range", "past-range", "past-range", "forecast"]
+    mixed = asked(-24 * 4, 0.5, granularity="5_minutes")
+    assert [name for name, _ in mixed] == ["history", "forecast", *["past-range"] * 4]
+    assert (mixed[2][1]["start"], mixed[-1][1]["end"]) == ("2026-02-25T00:00:00Z", "2026-02-28T01:00:00Z")
+
+
+def test_a_poll_asks_only_for_what_every_plan_has() -> None:
+    for hours in (5, 25, 48, 71):
+        assert [name for name, _ in asked(-hours, 30)] == ["history", "forecast"]
 
 
 def test_wrong_options_are_named() -> None:

@@ -101,7 +101,13 @@ def test_what_cannot_be_used_says_why(document: Any, kind: str, words: str) -> N
 
 
 def test_one_request_for_each_local_day() -> None:
-    query = Query(Kind.PRICE, {"base_url": "http://x/", "interval": "hour"}, T0, T0 + timedelta(hours=24, minutes=1), T0)
+    query = Query(
+        Kind.PRICE,
+        {"base_url": "http://x/", "interval": "hour"},
+        T0,
+        T0 + timedelta(hours=24, minutes=1),
+        T0 + timedelta(hours=12),
+    )
     requests = FEED.requests(query)
     assert [r.params["date"] for r in requests] == ["01-03-2026", "02-03-2026"]
     assert requests[0].url == "http://x/public/v1/prices"
@@ -115,6 +121,18 @@ def test_days_of_23_and_25_hours_are_asked_once() -> None:
         start = datetime(2026, month, day, tzinfo=UTC) - timedelta(hours=1 if month == 3 else 2)
         (request,) = FEED.requests(Query(Kind.PRICE, {}, start, start + timedelta(hours=hours), start))
         assert request.params["date"] == f"{day:02d}-{month:02d}-2026"
+
+
+def test_days_whose_prices_are_not_published_are_not_asked() -> None:
+    midnight = datetime(2026, 2, 28, 23, tzinfo=UTC)
+
+    def asked(hour: int) -> list[str]:
+        now = midnight + timedelta(hours=hour)
+        query = Query(Kind.PRICE, {}, midnight - timedelta(days=1), midnight + timedelta(days=4), now)
+        return [request.params["date"] for request in FEED.requests(query)]
+
+    assert asked(11) == ["28-02-2026", "01-03-2026"]
+    assert asked(12) == ["28-02-2026", "01-03-2026", "02-03-2026"]
 
 
 def test_options() -> None:

@@ -2,17 +2,21 @@
 
 import json
 import sys
+import threading
 from datetime import UTC, datetime, timedelta
 from types import ModuleType
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from signals.feeds import gridstatus_isos
 from signals.feeds.base import FeedError, Query
 from signals.feeds.gridstatus_isos import FEED, check, load
 from signals.points import Kind, Quality
+from signals.secrets import MissingSecret, resolve
 from tests.signals.feeds.hostile import FUZZ, JSON, mutated, read, sound
 
 PRICE, LOAD, CARBON = Kind.PRICE, Kind.LOAD, Kind.CARBON_AVERAGE
@@ -164,11 +168,27 @@ def library(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("CAISO", "Ercot", "MISO"):
         setattr(module, name, Operator)
     monkeypatch.setitem(sys.modules, "gridstatus", module)
+    monkeypatch.setattr(gridstatus_isos, "PACE_S", 0.0)
 
 
 def query(kind: Kind, days: float, **options: Any) -> Query:
     end = T0 + timedelta(days=days)
     return Query(kind, {"iso": "CAISO", "location": HUB} | options, T0, end, end)
+
+
+def local_days(kind: Kind, start_h: float, end_h: float, **options: Any) -> list[int]:
+    """The days of March in California that are asked at noon of 1 March, hours from then."""
+    noon = T0 + 12 * HOUR
+    asked = Query(kind, options, noon + start_h * HOUR, noon + end_h * HOUR, noon)
+    is_ahead = options.get("market") == "day_ahead_hourly"
+    return [day.day for day, _ in gridstatus_isos._days(asked, ZoneInfo("US/Pacific"), is_ahead)]
+
+
+def test_only_days_that_can_have_data_are_asked_and_polls_ask_from_yesterday_on() -> None:
+    assert local_days(PRICE, -48, 96, market="day_ahead_hourly") == [28, 1, 2]
+    assert local_days(PRICE, -48, 96, market="real_time_5_min") == [28, 1]
+    assert local_days(LOAD, -6, 96) == [1] and local_days(LOAD, 24, 96) == []
+    assert local_days(CARBON, -24 * 5, 96) == [24, 25, 26, 27, 28, 1]
 
 
 @pytest.mark.usefixtures("library")
@@ -192,7 +212,8 @@ def test_load_asks_by_local_day_and_keeps_what_came() -> None:
 @pytest.mark.usefixtures("library")
 def test_a_day_ahead_that_is_not_there_yet_is_no_failure() -> None:
     asked = query(PRICE, 3)
-    payload = load(Query(PRICE, asked.options, asked.start, asked.end, T0 + HOUR))  # the third day breaks, but lies ahead
+    payload = load(Query(PRICE, asked.options, asked.start, asked.end, T0 + 11 * HOUR))
+    assert len(Operator.asked) == 2, "no operator publishes the day after tomorrow"
     assert read(FEED, payload, PRICE).error is None and len(read(FEED, payload, PRICE).points) == 24
 
 
@@ -220,6 +241,55 @@ def test_load_that_fails_says_why(asked: Query, kind: str, words: str) -> None:
     with pytest.raises(FeedError) as caught:
         load(asked)
     assert caught.value.kind == kind and words in caught.value.message and "secret" not in caught.value.message
+
+
+@pytest.mark.usefixtures("library")
+def test_a_call_that_hangs_is_given_up_and_not_joined_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    release, asked = threading.Event(), list[Any]()
+
+    def hang(self: Operator, date: Any, verbose: bool = False) -> Any:
+        asked.append(date)
+        release.wait(30)
+
+    monkeypatch.setattr(Operator, "get_load", hang)
+    monkeypatch.setattr(gridstatus_isos, "CALL_LIMIT_S", 0.05)
+    monkeypatch.setattr(gridstatus_isos, "_given_up", {})
+    try:
+        for words in (r"no answer within 0\.05 s", "still without an answer"):
+            with pytest.raises(FeedError, match=words) as caught:
+                load(query(LOAD, 5, iso="MISO"))
+            assert caught.value.kind == "access"
+        assert len(asked) == 1, "neither another day nor another poll waits beside it"
+    finally:
+        release.set()
+    gridstatus_isos._given_up["MISO"].join(30)
+    with pytest.raises(FeedError, match="no answer") as caught:  # it has ended: asked again
+        release.clear()
+        load(query(LOAD, 5, iso="MISO"))
+    release.set()
+    assert len(asked) == 2
+
+
+@pytest.mark.usefixtures("library")
+def test_only_pjm_needs_a_key_and_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(MissingSecret, match="PJM_API_KEY"):
+        resolve(FEED, {"iso": "pjm"}, {})
+    assert resolve(FEED, {"iso": "CAISO"}, {}) == {}
+    assert resolve(FEED, {"iso": "PJM"}, {"PJM_API_KEY": "k3y"}) == {"api_key": "k3y"}
+    given = []
+
+    class Keyed(Operator):
+        def __init__(self, api_key: str | None = None) -> None:
+            super().__init__()
+            given.append(api_key)
+
+    monkeypatch.setattr(sys.modules["gridstatus"], "PJM", Keyed, raising=False)
+    load(query(LOAD, 1, iso="PJM", api_key="k3y"))
+    assert given == ["k3y"]
+
+
+def test_polling_is_gentle() -> None:
+    assert FEED.poll_s >= 1800 and FEED.pace_s >= 1
 
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:

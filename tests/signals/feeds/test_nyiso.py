@@ -128,7 +128,11 @@ def asked(start: datetime, end: datetime, now: datetime, **options: Any) -> list
 
 def test_days_of_late_and_months_before_are_asked() -> None:
     base = "http://mis.nyiso.com/public/csv/damlbmp/"
-    assert asked(T0, T0 + 25 * HOUR, T0) == [f"{base}20260301damlbmp_zone.csv", f"{base}20260302damlbmp_zone.csv"]
+    later = T0 + 10 * HOUR
+    assert asked(T0, T0 + 25 * HOUR, later) == [f"{base}20260301damlbmp_zone.csv", f"{base}20260302damlbmp_zone.csv"]
+    assert asked(T0, T0 + 99 * HOUR, later)[2:] == [], "the day after tomorrow is not published"
+    assert asked(T0, T0 + 99 * HOUR, T0) == [f"{base}20260301damlbmp_zone.csv"], "nor tomorrow, by night"
+    assert asked(T0 + 72 * HOUR, T0 + 99 * HOUR, T0) == []
     old = asked(T0 - 40 * 24 * HOUR, T0 - 6 * 24 * HOUR, T0)
     assert old == [
         f"{base}20260101damlbmp_zone_csv.zip",

@@ -80,16 +80,34 @@ def test_holes_and_nulls_are_gaps() -> None:
     assert [(g.start - T0, g.end - T0) for g in result.gaps] == [(HALF, 2 * HALF), (2 * HALF, 3 * HALF)]
 
 
-def test_open_rates_hold_to_the_next_the_window_or_a_day() -> None:
+def test_open_rates_hold_to_the_next_the_windows_last_day_or_a_day() -> None:
     body = page(rate(4, 30, valid_to=None), rate(0, 20, valid_to=None))
     result = read(FEED, body, PRICE, options=EXC)
-    assert [(p.start, p.end) for p in result.points] == [
-        (T0, T0 + 4 * HALF),
-        (T0 + 4 * HALF, T0 + 4 * HALF + timedelta(days=1)),
-    ]
+    assert (result.points[0].start, result.points[0].end) == (T0, T0 + 4 * HALF)
+    assert [(p.start, p.end) for p in result.points[1:]] == [(T0 + n * HALF, T0 + (n + 1) * HALF) for n in range(4, 52)]
     assert len(result.warnings) == 1 and "open" in result.warnings[0]
     window = read(FEED, body, PRICE, options=EXC, start=T0, end=T0 + 10 * HALF)
-    assert window.points[-1].end == T0 + 10 * HALF
+    assert window.points[-1].end == T0 + 10 * HALF, "nothing beyond what was asked"
+
+
+def test_an_open_rate_is_the_same_half_hours_from_poll_to_poll_and_when_it_ends() -> None:
+    years, days = 365 * 48, 48
+    fixed = page(rate(-years, 25, valid_to=None))
+    polls = []
+    for halves in (0, 1.7, 3.1, 60):
+        now = T0 + halves * HALF
+        result = read(FEED, fixed, PRICE, now=now, options=EXC, start=now - 2 * days * HALF, end=now + 9 * days * HALF)
+        spans = {(p.start, p.end) for p in result.points}
+        assert {end - start for start, end in spans} == {HALF}
+        assert max(end for _, end in spans) <= now + 2 * days * HALF, "nobody knows that it holds for longer"
+        polls.append(spans)
+    assert len(polls[1] - polls[0]) == 1 and len(polls[2] - polls[1]) == 2
+    ended = page(rate(-years, 25, valid_to=z(10 * days)))
+    known = read(FEED, ended, PRICE, options=EXC, start=T0 - 2 * days * HALF, end=T0 + 9 * days * HALF)
+    assert polls[0] <= {(p.start, p.end) for p in known.points}
+    assert known.points[-1].end == T0 + 9 * days * HALF and known.warnings == ()
+    later = read(FEED, fixed, PRICE, options=EXC, start=T0 + 20 * days * HALF, end=T0 + 21 * days * HALF)
+    assert later.points == () and later.error is not None and later.error.kind == "no_data"
 
 
 def test_same_half_hour_with_two_rates_is_one_suspect() -> None:

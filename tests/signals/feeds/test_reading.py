@@ -26,6 +26,29 @@ def row(hour: float, value: float | None, quality: Quality = Quality.MEASURED, l
     return Row(start, None if length is None else start + length * HOUR, value, quality)
 
 
+def test_what_holds_for_longer_than_a_day_is_days_the_same_ones_for_every_window() -> None:
+    year = [row(-24 * 200 + 7, 5.0, length=24 * 365), row(24 * 30, 6.0, length=24)]
+    warnings: list[str] = []
+    points, gaps = series(context(T0 + HOUR, T0 + 30 * HOUR), "s", "EUR/MWh", year, warnings)
+    assert [(p.start, p.end) for p in points] == [(T0, T0 + 24 * HOUR), (T0 + 24 * HOUR, T0 + 48 * HOUR)]
+    later, _ = series(context(T0 + 9 * HOUR, T0 + 60 * HOUR), "s", "EUR/MWh", year, warnings)
+    assert later[:2] == points and len(later) == 3 and gaps == [] == warnings
+    short = [row(-30, 1.0, length=24 * 20), row(-20, 2.0, length=24 * 20)]
+    twice, _ = series(context(), "s", "EUR/MWh", short, warnings)
+    assert len({(p.start, p.end) for p in twice}) == len(twice), "overlapping ones say no day twice"
+    first = min(twice, key=lambda p: p.start)
+    assert (first.start, first.end) == (T0 - 30 * HOUR, T0 - 24 * HOUR), "the first and the last day are as long as they are"
+    assert warnings, "which of the two holds is not known"
+
+
+def test_a_value_for_a_century_is_not_told_to_its_end() -> None:
+    warnings: list[str] = []
+    points, _ = series(context(), "s", "EUR/MWh", [row(0, 5.0, length=24 * 36_500)], warnings)
+    assert len(points) == 366 and "told until" in warnings[0]
+    wanted, _ = series(context(end=T0 + 48 * HOUR), "s", "EUR/MWh", [row(-24 * 9000, 5.0, length=24 * 36_500)], warnings)
+    assert len(wanted) == 366
+
+
 def test_a_value_beats_a_null_and_a_doubt_stays() -> None:
     warnings: list[str] = []
     rows = [row(0, 1), row(0, None), row(1, None), row(1, 2), row(2, 3), row(2, 4), row(2, 4)]
