@@ -94,7 +94,7 @@ EXAMPLE = """\
 # What this site really pays; without it the planner sees the wholesale price. Amounts are per MWh or, with keys that end in
 # _per_kwh, per kWh, all without VAT. What the contract does not have is left out.
 #[region.tariff]
-# "fixed" (energy_per_mwh), "time_of_use" ([[region.tariff.period]]) or "indexed" (wholesale x factor + adder).
+# "fixed" (energy_per_mwh), "time_of_use" ([[region.tariff.period]]) or "indexed" (wholesale x factor + adder_per_mwh).
 #type = "time_of_use"
 #currency = "EUR"
 #timezone = "Europe/Berlin"

@@ -293,7 +293,7 @@ def check_feeds(config: Config, region: RegionConfig, now: datetime, manners: Ma
                     continue
             if until is not None and result.is_fresh(now, 0.0):
                 usable = True
-                yield Finding("ok", what, f"{name}: known until {until:%Y-%m-%d %H:%M}Z")
+                yield Finding("ok", what, f"{name}: known until {until:%Y-%m-%d %H:%M}Z at least")
             elif result.error is not None:
                 remedy = "set the key, or take the feed out" if result.disabled else _feed_remedy(result.error.kind)
                 yield Finding("warn", what, f"{name}: {result.error.message}", remedy)
@@ -308,7 +308,7 @@ def check_feeds(config: Config, region: RegionConfig, now: datetime, manners: Ma
 
 def _feed_remedy(kind: str) -> str:
     return {
-        "access": "check the network, the feed's key and its address",
+        "access": "check the file, or the network, the feed's key and its address",
         "no_data": "wait until it is published, or check the zone and the file's dates",
         "truncated": "ask again; if it stays so, the feed has changed",
     }.get(kind, "check its options; the source may have changed its format")

@@ -33,7 +33,7 @@ def signals_table(signals: Sequence[Json]) -> RenderableType:
     """Every region's signals now, where they come from, and below that what is wrong with a source."""
     if not signals:
         return Text("no region is configured")
-    made = table("region", "kind", "now", "basis", "source", "state", "age", "asked again (UTC)", right=["now", "age"])
+    made = table("region", "kind", "now", "basis", "source", "state", "age", right=["now", "age"])
     for signal in signals:
         used = chosen(signal)
         made.add_row(
@@ -41,10 +41,9 @@ def signals_table(signals: Sequence[Json]) -> RenderableType:
             cell(_kind(signal)),
             cell(_now(signal)),
             cell(signal.get("basis")),
-            cell(signal.get("source") or ("none" if not signal["sources"] else "none yet")),
+            cell(_source(signal, used)),
             _state(used.get("state")),
             cell(span(used.get("age_s"))),
-            cell(when(used.get("due_at"))),
         )
     return Group(made, *(Text(clean(line), style="yellow") for signal in signals for line in troubles(signal)))
 
@@ -58,16 +57,27 @@ def chosen(signal: Json) -> Json:
 def troubles(signal: Json) -> Iterator[str]:
     """A sentence for each source that fails, and for each doubt about the one in use."""
     name = f"{signal['region']} {signal['kind']}"
+    before_chosen = True
     for source in signal.get("sources") or ():
+        before_chosen = before_chosen and not source["chosen"]
         if source["error"] is not None:
             again = when(source["due_at"])
             yield f"{name}: {source['source']} {source['state']}: {source['error']}" + (
                 f"; asked again {again}" if again is not None else ""
             )
-        elif source["chosen"] and source["state"] not in ("fresh", "waiting"):
+        elif (source["chosen"] or before_chosen) and source["state"] not in ("fresh", "waiting"):
             yield f"{name}: {source['source']} {source['state']}: {source['why']}"
         if source["chosen"]:
             yield from (f"{name}: {source['source']}: {warning}" for warning in source["warnings"])
+
+
+def _source(signal: Json, used: Json) -> str:
+    """Where a signal comes from; for a tariff that follows a feed, both."""
+    source = signal.get("source")
+    if source is None:
+        return "none yet" if signal["sources"] else "none"
+    follows = used.get("source")
+    return f"{source} ({follows})" if follows is not None and follows != source else str(source)
 
 
 def _kind(signal: Json) -> str:
@@ -93,19 +103,27 @@ def signal_view(signal: Json, width: int) -> RenderableType:
     listed = {**signal, "why": None} if signal.get("sources") else signal  # each source says its own below
     parts: list[RenderableType] = [Text(clean(_head(signal))), *_told(listed), *plot(signal, width)]
     if signal.get("sources"):
-        made = table("source", "state", "age", "known until", "quality", "asked again", "reason", right=["age"])
-        for source in signal["sources"]:
-            made.add_row(
-                cell(f"{source['source']}{' *' if source['chosen'] else ''}"),
-                _state(source["state"]),
-                cell(span(source["age_s"])),
-                cell(when(source["known_until"])),
-                cell(source["quality"]),
-                cell(when(source["due_at"])),
-                cell(source["why"]),
-            )
-        parts += [Text(), made]
+        made = facts([(_mark(source), _story(source)) for source in signal["sources"]])
+        parts += [Text(), Text("sources, the one in use with *", style="bold"), made]
     return Group(*parts)
+
+
+def _mark(source: Json) -> str:
+    return f"{source['source']}{' *' if source['chosen'] else ''}"
+
+
+def _story(source: Json) -> str:
+    """How a source stands, in a line."""
+    parts = [str(source["state"])]
+    for words, value in (
+        ("heard {} ago", span(source["age_s"])),
+        ("known until {}", when(source["known_until"])),
+        ("{}", source["quality"]),
+        ("asked again {}", when(source["due_at"]) if source["state"] != "disabled" else None),
+    ):
+        if value is not None:
+            parts.append(words.format(value))
+    return ", ".join(parts) + f": {source['why']}"
 
 
 def forecast_view(signal: Json, width: int) -> RenderableType:

@@ -66,13 +66,23 @@ def test_the_list_says_where_each_value_is_from_and_what_fails(grid: FakeApi, ru
     assert json.loads(run("signals", "--json").stdout) == {"signals": LISTED}
     lines = run("signals").stdout.splitlines()
     assert lines[1].split() == [
-        "north", "price", "10.00", "EUR/MWh", "published", "energy_charts", "fresh", "6m", "12s", "01-01", "00:20"
+        "north", "price", "10.00", "EUR/MWh", "published", "energy_charts", "fresh", "6m", "12s"
     ]  # fmt: skip
     assert lines[2].split()[:6] == ["north", "carbon", "(marginal)", "120.25", "(90.0..150.0)", "gCO2e/kWh"]
-    assert lines[3].split() == ["south", "price", "-", "unknown", "none", "-", "-", "-"]
+    assert lines[3].split() == ["south", "price", "-", "unknown", "none", "-", "-"]
     assert lines[4] == "north price: entsoe disabled: set ENTSOE_TOKEN�[31m; asked again 01-01 01:00"
     assert lines[5] == "north price: energy_charts: 2026-01-01 03:00: -900 EUR/MWh is hardly possible"
     assert len(lines) == 6
+
+
+def test_a_tariff_does_not_hide_the_feed_behind_it_nor_the_one_that_was_lost(api: FakeApi, run: Run) -> None:
+    ended = {**FAILS, "source": "csv", "state": "stale", "error": None, "why": "no value for now (its last ends 2026-01-01 00:00Z)"}
+    made_up = {**HOLDS, "source": "synthetic", "warnings": []}
+    price = PRICE | {"source": "tariff:north", "sources": [ended, made_up]}
+    api.answers["GET", "/v1/signals"] = lambda _: (200, {"signals": [price]})
+    lines = run("signals").stdout.splitlines()
+    assert "tariff:north (synthetic)" in lines[1]
+    assert lines[2] == "north price: csv stale: no value for now (its last ends 2026-01-01 00:00Z)"
 
 
 def test_a_signal_is_plotted_and_a_forecast_looks_different(grid: FakeApi, run: Run) -> None:
@@ -81,17 +91,16 @@ def test_a_signal_is_plotted_and_a_forecast_looks_different(grid: FakeApi, run: 
     assert "\x1b" not in out
     lines = out.splitlines()
     assert lines[0] == "north price from energy_charts, EUR/MWh, times UTC"
-    told = dict(line.split("  ", 1) for line in lines[1:6] if "  " in line)
+    told = dict(line.split("  ", 1) for line in lines[1:5] if "  " in line)
     assert {key.strip(): value.strip() for key, value in told.items()} == {
         "now": "10.00 EUR/MWh",
         "lowest": "-5.00 at 01-01 03:00",
         "highest": "50.00 at 01-01 04:00",
         "made of": "published until 01-01 02:00, then unknown until 01-01 03:00, then model until 01-01 05:00"
         " (model of 182 days of history)",
-        "why": "entsoe: its secret is missing; energy_charts: is fresh",
     }
-    plot = [line[10:] for line in lines[6:15]]
-    assert lines[6].startswith("     80.0 ") and lines[14].startswith("     -8.0 ")
+    plot = [line[10:] for line in lines[5:14]]
+    assert lines[5].startswith("     80.0 ") and lines[13].startswith("     -8.0 ")
     wide = ["".join(column) for column in zip(*(line.ljust(9 * 13) for line in plot), strict=True)]
     assert len(wide) == 9 * 13, "each of the 9 slots is as wide as fits"
     columns = wide[6::13]  # the middle of each slot
@@ -100,7 +109,7 @@ def test_a_signal_is_plotted_and_a_forecast_looks_different(grid: FakeApi, run: 
     assert all("▒" in column and "█" not in column for column in columns[5:])
     assert "░" in columns[8] and columns[7].index("░") == 0, "the band reaches to the highest quantile"
     assert any("█ published   ▒ forecast   ░ 10 to 90 %   blank: unknown" in line for line in lines)
-    assert any(line.startswith("energy_charts *") and "measured" in line for line in lines)
+    assert any(line.startswith("energy_charts *") and "fresh, heard 6m 12s ago" in line and "measured" in line for line in lines)
     assert any("its secret is missing" in line and "disabled" in line for line in lines)
 
 
