@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol
 import requests
 
 from dispatcher.config import Config, RegionConfig
-from dispatcher.errors import ConfigError
+from dispatcher.errors import ConfigError, GridshiftError
 from dispatcher.forecasts import Series
 from dispatcher.reconcile import Usage
 from policies.accounting import energy_kwh, weighted_mean
@@ -181,7 +181,7 @@ class Source:
     units: tuple[str, ...] = ()  # the several units of its points, where it changed them
 
 
-class Closing(Exception):
+class Closing(GridshiftError):
     """A request that waited for its turn was broken off: nobody asks any more."""
 
 
@@ -470,7 +470,7 @@ class SignalBook:
 
     def _since(self, source: Source, region: str, what: str, now: datetime) -> datetime:
         """From when on a source is asked: all that is looked back at, or only what it may have revised since it said it."""
-        if source.good_at is None:
+        if source.good_at is None or now - source.good_at > REVISED:
             return now - LOOK_BACK
         self._look(source, region, what, now)
         actual = [p.end for p in source.used if p.quality not in (Quality.FORECAST, Quality.SUSPECT)]
@@ -504,6 +504,8 @@ class SignalBook:
                     try:
                         self._take(source, region, what, flight.result(), now)
                     except Exception as error:  # whatever it is, it is this source's trouble and nobody else's
+                        if self._closing.is_set():
+                            continue  # broken off
                         log.debug("feed %s for %s of %s", source.name, what, region, exc_info=error)
                         source.seen_at = None
                         self._failed(source, region, what, f"it could not be asked ({type(error).__name__})", now)

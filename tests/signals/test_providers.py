@@ -12,7 +12,7 @@ import pytest
 import requests
 
 from signals.feeds import FEEDS, eia, entsoe, octopus_agile, watttime
-from signals.feeds.base import FeedError, Query
+from signals.feeds.base import FeedError, Query, Secret
 from signals.ingest import FetchResult, fetch
 from signals.manners import FAILURES_TO_OPEN
 from signals.points import Kind
@@ -112,6 +112,56 @@ def test_what_has_not_changed_is_not_sent_again(host: Provider, client: Client) 
     assert client.manners.status()[0].unchanged == 1
 
 
+def test_nothing_new_beside_what_has_not_changed_is_a_success(host: Provider, client: Client) -> None:
+    past = json.dumps(gb(("2026-02-28T23:30Z", "2026-03-01T00:00Z", 100, 90))).encode()
+    host.plays |= {"/": tagged(lambda: past), f"/intensity/{T0:%Y-%m-%dT%H:%MZ}/": always(b'{"data": []}')}
+    first, second = client("gb_carbon", CARBON), client("gb_carbon", CARBON)
+    assert first.points and first.error is None and not first.unchanged
+    assert (second.points, second.error, second.unchanged) == ((), None, True)
+    # a part that fails is not passed over
+    host.plays[f"/intensity/{T0:%Y-%m-%dT%H:%MZ}/"] = always(b"", 403)
+    third = client("gb_carbon", CARBON)
+    assert error_of(third)[0] == "access" and not third.unchanged
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind", "says"),
+    [
+        (
+            400,
+            b'{"detail": "bzn \'XX\' is not known to us"}',
+            "invalid",
+            "answers 400: the source says: bzn 'XX' is not known to us",
+        ),
+        (422, b'{"message": "token s3cret is over its limit"}', "access", "answers 422: the source says: token (token) is"),
+        (404, b'{"error": "no such series"}', "invalid", "answers 404: the source says: no such series"),
+        (400, b"<html>Bad Request</html>", "access", "answers 400"),
+        (400, b"{}", "access", "answers 400"),
+        (404, b"", "no_data", "answers 404: nothing there for this window"),
+        (400, b'{"detail": "' + b"x" * 70000 + b'"}', "access", "answers 400"),
+    ],
+)
+def test_a_refusal_says_what_the_provider_says(
+    host: Provider, client: Client, monkeypatch: pytest.MonkeyPatch, status: int, body: bytes, kind: str, says: str
+) -> None:
+    monkeypatch.setitem(FEEDS, "energy_charts", replace(FEEDS["energy_charts"], secrets=(Secret("token", "T", "https://x"),)))
+    client.environ = {"T": "s3cret"}
+    host.plays["/price"] = always(body, status)
+    found, message = error_of(client.prices())
+    assert (found, "s3cret" in message, len(host.asked)) == (kind, False, 1)
+    assert message.startswith(f"{host.host} {says}") and ("the source says" in message) == ("the source says" in says)
+
+
+def test_no_matching_data_is_no_failure_of_the_host(host: Provider, client: Client) -> None:
+    reason = "<Reason><code>999</code><text>No matching data found for Data item</text></Reason>"
+    body = f'<Acknowledgement_MarketDocument xmlns="urn:x:7:0">{reason}</Acknowledgement_MarketDocument>'
+    host.plays["/"] = always(body.encode(), 400)
+    client.environ = {"ENTSOE_TOKEN": "s3cret"}
+    kind, message = error_of(client("entsoe", PRICE, zone="DE_LU"))
+    assert kind == "no_data" and "No matching data found" in message
+    assert client.manners.status()[0].failures == 0
+
+
 def test_an_answer_that_was_not_understood_is_asked_for_again(host: Provider, client: Client) -> None:
     host.plays["/price"] = tagged(lambda: b"<html>come back later")
     assert error_of(client.prices())[0] == error_of(client.prices())[0] == "invalid"
@@ -152,7 +202,7 @@ def test_a_host_that_fails_is_left_alone_and_tried_with_one_request(host: Provid
     kind, message = error_of(client.prices())
     assert kind == "access" and "is left alone until 00:01Z: 5 failures in a row, last: " in message and "503" in message
     assert len(host.asked) == FAILURES_TO_OPEN
-    assert 0 < client.prices().wait_s <= 60 and len(host.asked) == FAILURES_TO_OPEN
+    assert 0 < client.prices().wait_s <= 60.01 and len(host.asked) == FAILURES_TO_OPEN
     time.sleep(61)
     client.prices()
     assert len(host.asked) == FAILURES_TO_OPEN + 1  # one, and no retries
