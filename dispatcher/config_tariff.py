@@ -9,12 +9,22 @@ from datetime import date, time
 from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
 from signals.tariffs import DemandTerms, Tariff, TariffType
 from signals.time_of_use import Period, cover_problems, parse_days, parse_minute, parse_months
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+
+
+def _no_flag(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("must be a number")
+    return value
+
+
+#: An amount of money; no contract has one a thousandth as large, and sums of such stay finite.
+Amount = Annotated[float, BeforeValidator(_no_flag), Field(ge=-1e6, le=1e6)]
 
 
 class _Table(BaseModel):
@@ -76,8 +86,8 @@ class HoursConfig(_Table):
 class EnergyPeriodConfig(HoursConfig):
     """``[[region.tariff.period]]``: a price of energy and its hours."""
 
-    energy_per_mwh: float | None = None
-    energy_per_kwh: float | None = None
+    energy_per_mwh: Amount | None = None
+    energy_per_kwh: Amount | None = None
 
     @model_validator(mode="after")
     def _one_price(self) -> "EnergyPeriodConfig":
@@ -93,8 +103,8 @@ class EnergyPeriodConfig(HoursConfig):
 class FeePeriodConfig(HoursConfig):
     """``[[region.tariff.grid_fee]]``: a grid fee and its hours."""
 
-    fee_per_mwh: float | None = None
-    fee_per_kwh: float | None = None
+    fee_per_mwh: Amount | None = None
+    fee_per_kwh: Amount | None = None
 
     @model_validator(mode="after")
     def _one_fee(self) -> "FeePeriodConfig":
@@ -123,20 +133,20 @@ class TariffConfig(_Table):
     type: Literal["fixed", "time_of_use", "indexed"]
     currency: Annotated[str, StringConstraints(pattern=r"^[A-Z]{3}$")]
     timezone: str
-    energy_per_mwh: float | None = None
-    energy_per_kwh: float | None = None
+    energy_per_mwh: Amount | None = None
+    energy_per_kwh: Amount | None = None
     periods: list[EnergyPeriodConfig] = Field([], alias="period")
-    factor: float | None = Field(None, ge=0)
-    adder_per_mwh: float | None = None
-    adder_per_kwh: float | None = None
-    grid_fee_per_mwh: float | None = None
-    grid_fee_per_kwh: float | None = None
+    factor: Amount | None = Field(None, ge=0)
+    adder_per_mwh: Amount | None = None
+    adder_per_kwh: Amount | None = None
+    grid_fee_per_mwh: Amount | None = None
+    grid_fee_per_kwh: Amount | None = None
     grid_fees: list[FeePeriodConfig] = Field([], alias="grid_fee")
-    taxes_per_mwh: float | None = None
-    taxes_per_kwh: float | None = None
-    vat: float | None = Field(None, ge=0, lt=1)
+    taxes_per_mwh: Amount | None = None
+    taxes_per_kwh: Amount | None = None
+    vat: Amount | None = Field(None, ge=0, lt=1)
     holidays: list[date] = []
-    demand_charge_per_kw_month: float | None = Field(None, ge=0)
+    demand_charge_per_kw_month: Amount | None = Field(None, ge=0)
     demand_interval_minutes: Literal[5, 10, 15, 30, 60] = 15
     demand_windows: list[HoursConfig] = Field([], alias="demand_window")
     peak_kw: float | Literal["learned"] | None = None

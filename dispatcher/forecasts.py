@@ -101,15 +101,23 @@ class Forecasts:
 
     def _past(self, series: Series, until: datetime, now: datetime) -> Past:
         starts, ends, values = array("d"), array("d"), array("d")
-        first = at = until - LEARNED
-        while at < until:
-            end = min(at + PIECE, until)
-            for point in self._read(series, at, end, now):
-                if point.start >= at or at == first:  # one that reaches over an edge comes with both pieces, and counts once
+        first, end = until - LEARNED, until
+        unit: str | None = None
+        # From the newest piece back, as far as the unit stays the same: a change of currency begins a new series.
+        while end > first:
+            at = max(end - PIECE, first)
+            points = self._read(series, at, end, now)
+            if unit is None and points:
+                unit = max(points, key=lambda p: (p.end, p.retrieved_at)).unit
+            for point in points:
+                # one that reaches over an edge comes with both pieces, and counts once
+                if point.unit == unit and (point.start >= at or at == first):
                     starts.append(point.start.timestamp())
                     ends.append(point.end.timestamp())
                     values.append(point.value)
-            at = end
+            if any(point.unit != unit for point in points):
+                break
+            end = at
         return Past(starts, ends, values)
 
     def _read(self, series: Series, start: datetime, end: datetime, now: datetime) -> list[SignalPoint]:

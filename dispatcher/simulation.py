@@ -21,7 +21,7 @@ from dispatcher.store import Attempt, Change, Job, Store
 from dispatcher.store.memory import MemoryStore
 from policies.planner import plan
 from policies.world import JobState
-from signals.store import MemorySignalStore
+from signals.memory_store import MemorySignalStore
 
 
 class _AtOnce:

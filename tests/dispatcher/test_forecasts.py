@@ -4,9 +4,9 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from dispatcher.forecasts import AGAIN_S, Forecasts, Series
+from signals.memory_store import MemorySignalStore
 from signals.points import Kind, Quality, SignalError, SignalPoint
 from signals.series import Past, SlotForecast, Wanted
-from signals.store import MemorySignalStore
 from tests.signals.samples import T0, at, point
 
 PRICE = Series("r", "price", Kind.PRICE, "s", "Europe/Berlin")
@@ -43,7 +43,7 @@ def test_made_once_and_again_only_when_more_is_known() -> None:
     assert case.refresh()
     past, wanted = case.maker.asked[0]
     assert (wanted.origin, wanted.slot_s, wanted.zone, wanted.positive) == (at(10), 900, "Europe/Berlin", False)
-    assert list(past.values) == [float(h) for h in range(-48, 10)]
+    assert sorted(zip(past.starts_s, past.values, strict=True)) == [(at(h).timestamp(), float(h)) for h in range(-48, 10)]
     made = case.forecasts.of(PRICE)
     assert made is not None and made.reason == "call 1"
     assert not case.refresh(T0 + timedelta(minutes=5))
@@ -85,3 +85,17 @@ def test_a_failure_keeps_the_old_forecast_and_what_is_no_longer_wanted_goes() ->
 def test_a_series_without_values_waits() -> None:
     case = Case([])
     assert not case.refresh() and case.maker.asked == []
+
+
+def test_another_currency_begins_another_series() -> None:
+    old = [point(h, 900.0, unit="CZK/MWh") for h in range(-24 * 40, -24 * 20)]
+    case = Case([*old, *(point(h, 50.0) for h in range(-24 * 20, 0))])
+    assert case.refresh()
+    past, _ = case.maker.asked[0]
+    assert set(past.values) == {50.0} and len(past.values) == 24 * 20
+
+
+def test_other_variants_are_other_series() -> None:
+    case = Case([*(point(h, 50.0) for h in range(-48, 0)), *(point(h, 300.0, variant="all_in") for h in range(-48, 0))])
+    assert case.refresh()
+    assert set(case.maker.asked[0][0].values) == {50.0}

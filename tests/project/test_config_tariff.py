@@ -142,3 +142,9 @@ def test_several_mistakes_are_named_at_once(tmp_path: Path) -> None:
     found = problems(tmp_path, TOU.replace("EUR", "SEK") + "factor = 2\n" + DAY + "[planning]\nslot_minutes = 7\n")
     text = "\n".join(found)
     assert "factor belongs to" in text and "no period covers" in text and "'SEK' differs" in text and "slot_minutes" in text
+
+
+def test_amounts_that_no_contract_has(tmp_path: Path) -> None:
+    for wrong in ("1e300", "true", "-2e6", "nan"):
+        assert len(problems(tmp_path, FIXED.replace("energy_per_mwh = 120", f"energy_per_mwh = {wrong}"))) == 1
+    assert "less than or equal to 1000000" in problems(tmp_path, FIXED + "taxes_per_mwh = 1e9\n")[0]
