@@ -55,7 +55,6 @@ from signals.rows import (
 
 __all__ = [
     "MAX_SPAN",
-    "MemorySignalStore",
     "SignalGapRow",
     "SignalPointRow",
     "SignalSeriesRow",
@@ -132,7 +131,7 @@ class Signals(Protocol):
         ...
 
 
-# --- which points are new: pure, shared by both stores --------------------------------------------------------------
+# --- pure, shared by both stores --------------------------------------------------------------
 
 _Interval = tuple[str, str, Kind, str, datetime, datetime, object]
 _AT_RETRIEVAL = "issued at retrieval"
@@ -166,7 +165,8 @@ def new_points(known: Iterable[SignalPoint], offered: Iterable[SignalPoint]) -> 
     return fresh
 
 
-def _checked(points: Iterable[SignalPoint]) -> list[SignalPoint]:
+def checked(points: Iterable[SignalPoint]) -> list[SignalPoint]:
+    """``points`` as a list; raises SignalError for an interval that is longer than MAX_SPAN."""
     batch = list(points)
     for point in batch:
         if point.end - point.start > MAX_SPAN:
@@ -177,123 +177,14 @@ def _checked(points: Iterable[SignalPoint]) -> list[SignalPoint]:
     return batch
 
 
-def _rank(point: SignalPoint) -> tuple[bool, datetime, datetime]:
-    return (point.quality is not Quality.FORECAST, point.issued_at or point.retrieved_at, point.retrieved_at)
+def utc_times(start: datetime, end: datetime, as_of: datetime) -> tuple[datetime, datetime, datetime]:
+    """The times of a reading in UTC; raises SignalError for a naive one."""
+    return require_utc("start", start), require_utc("end", end), require_utc("as_of", as_of)
 
 
-class MemorySignalStore:
-    """The store kept in this process, for simulation and tests."""
-
-    def __init__(self) -> None:
-        self._series: dict[tuple[str, Kind], list[SignalPoint]] = defaultdict(list)
-        self._gaps: dict[SignalGap, datetime] = {}
-        self._lock = threading.RLock()
-
-    def append(self, points: Iterable[SignalPoint]) -> int:
-        """See Signals.append."""
-        batch = _checked(points)
-        by_series: dict[tuple[str, Kind], list[SignalPoint]] = defaultdict(list)
-        for point in batch:
-            by_series[point.region, point.kind].append(point)
-        with self._lock:
-            count = 0
-            for key, offered in by_series.items():
-                fresh = new_points(self._series[key], offered)
-                self._series[key].extend(fresh)
-                count += len(fresh)
-            return count
-
-    def note_gaps(self, gaps: Iterable[SignalGap], noted_at: datetime) -> int:
-        """See Signals.note_gaps."""
-        noted_at = require_utc("noted_at", noted_at)
-        with self._lock:
-            fresh = {gap: noted_at for gap in gaps if gap not in self._gaps}
-            self._gaps.update(fresh)
-            return len(fresh)
-
-    def read(
-        self,
-        region: str,
-        kind: Kind,
-        start: datetime,
-        end: datetime,
-        as_of: datetime,
-        source: str | None = None,
-        variant: str | None = None,
-    ) -> list[SignalPoint]:
-        """See Signals.read."""
-        start, end, as_of = _times(start, end, as_of)
-        best: dict[tuple[str, str, datetime, datetime], SignalPoint] = {}
-        with self._lock:
-            for point in self._series.get((region, Kind(kind)), ()):
-                if point.end <= start or point.start >= end or point.retrieved_at > as_of:
-                    continue
-                if point.issued_at is not None and point.issued_at > as_of:
-                    continue
-                if (source is not None and point.source != source) or (variant is not None and point.variant != variant):
-                    continue
-                key = (point.source, point.variant, point.start, point.end)
-                if key not in best or _rank(point) >= _rank(best[key]):
-                    best[key] = point
-        return _in_order(best.values())
-
-    def read_gaps(self, region: str, kind: Kind, start: datetime, end: datetime, as_of: datetime) -> list[SignalGap]:
-        """See Signals.read_gaps."""
-        start, end, as_of = _times(start, end, as_of)
-        with self._lock:
-            found = [
-                gap
-                for gap, noted_at in self._gaps.items()
-                if gap.region == region and gap.kind == kind and gap.start < end and gap.end > start and noted_at <= as_of
-            ]
-        return sorted(found, key=lambda g: (g.start, g.end, g.source, g.variant))
-
-    def latest_retrieved(self, region: str, kind: Kind, source: str | None = None) -> datetime | None:
-        """See Signals.latest_retrieved."""
-        with self._lock:
-            points = self._series.get((region, Kind(kind)), ())
-            return max((p.retrieved_at for p in points if source is None or p.source == source), default=None)
-
-    def prune(self, before: datetime) -> int:
-        """See Signals.prune."""
-        before = require_utc("before", before)
-        with self._lock:
-            gone = 0
-            for key, points in self._series.items():
-                kept = [p for p in points if p.end > before]
-                gone += len(points) - len(kept)
-                self._series[key] = kept
-            old = [gap for gap in self._gaps if gap.end <= before]
-            for gap in old:
-                del self._gaps[gap]
-            return gone + len(old)
-
-    def thin(self, now: datetime, retention: Retention = KEEP, transactions: int | None = None) -> Thinned:
-        """See Signals.thin. All of it is done at once, whatever ``transactions`` says."""
-        cutoffs = retention.cutoffs(now)
-        with self._lock:
-            pruned = self.prune(cutoffs.drop_before)
-            dropped = merged = 0
-            for key, points in self._series.items():
-                best: dict[tuple[str, str, datetime, datetime], SignalPoint] = {}
-                for point in points:
-                    interval = (point.source, point.variant, point.start, point.end)
-                    if interval not in best or _rank(point) >= _rank(best[interval]):
-                        best[interval] = point
-                in_force = {id(point) for point in best.values()}
-                kept = [p for p in points if p.end > cutoffs.revisions_before or id(p) in in_force]
-                dropped += len(points) - len(kept)
-                fine: dict[tuple[str, str], list[SignalPoint]] = defaultdict(list)
-                for point in kept:
-                    if point.end <= cutoffs.fine_before:
-                        fine[point.source, point.variant].append(point)
-                young = [point for point in kept if point.end > cutoffs.fine_before]
-                for series in fine.values():
-                    coarse = hourly(series)
-                    merged += len(set(series) - set(coarse))
-                    young += coarse
-                self._series[key] = young
-            return Thinned(dropped, merged, pruned)
+def in_order(points: Iterable[SignalPoint]) -> list[SignalPoint]:
+    """``points`` by start, as a reading gives them."""
+    return sorted(points, key=lambda p: (p.start, p.end, p.source, p.variant))
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,7 +273,7 @@ class SignalStore:
 
     def append(self, points: Iterable[SignalPoint]) -> int:
         """See Signals.append."""
-        batch = _checked(points)
+        batch = checked(points)
         by_series: dict[tuple[str, Kind, str, str], list[SignalPoint]] = defaultdict(list)
         for point in batch:
             by_series[point.region, point.kind, point.source, point.variant].append(point)
@@ -429,7 +320,7 @@ class SignalStore:
         variant: str | None = None,
     ) -> list[SignalPoint]:
         """See Signals.read."""
-        start, end, as_of = _times(start, end, as_of)
+        start, end, as_of = utc_times(start, end, as_of)
         start_us, end_us, as_of_us = micros(start), micros(end), micros(as_of)
         found, count = list[SignalPoint](), 0
         with self.engine.connect() as connection:
@@ -437,11 +328,11 @@ class SignalStore:
                 rows = _in_force(connection, series, start_us, end_us, as_of_us)
                 found += points_of(rows, series.common())
                 count += bool(rows)
-        return _in_order(found) if count > 1 else found  # one series comes in order
+        return in_order(found) if count > 1 else found  # one series comes in order
 
     def read_gaps(self, region: str, kind: Kind, start: datetime, end: datetime, as_of: datetime) -> list[SignalGap]:
         """See Signals.read_gaps."""
-        start, end, as_of = _times(start, end, as_of)
+        start, end, as_of = utc_times(start, end, as_of)
         at = GAP.c
         query = (
             select(GAP)
@@ -768,14 +659,6 @@ def _key_of(series_id: int, row: PointRow) -> dict[str, int]:
 def _values(series_id: int, outranked: int, row: PointRow) -> dict[str, Any]:
     names = (column.name for column in POINT_COLUMNS)
     return {"series_id": series_id, "outranked": outranked, **dict(zip(names, row, strict=True))}
-
-
-def _times(start: datetime, end: datetime, as_of: datetime) -> tuple[datetime, datetime, datetime]:
-    return require_utc("start", start), require_utc("end", end), require_utc("as_of", as_of)
-
-
-def _in_order(points: Iterable[SignalPoint]) -> list[SignalPoint]:
-    return sorted(points, key=lambda p: (p.start, p.end, p.source, p.variant))
 
 
 def _gap(row: Row[Any]) -> SignalGap:

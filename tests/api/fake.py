@@ -23,8 +23,8 @@ from dispatcher.signal_book import ChainStatus, SourceStatus
 from dispatcher.store import Attempt, Change, Job
 from dispatcher.store.memory import MemoryStore
 from policies.world import JobState, RegionView, World
+from signals.memory_store import MemorySignalStore
 from signals.series import SlotSeries
-from signals.store import MemorySignalStore
 from tests.helpers import free_port, wait_until
 
 REGIONS = [{"name": name, "address": f"http://127.0.0.1:{port}", "pue": 1.0} for name, port in (("north", 1), ("south", 2))]

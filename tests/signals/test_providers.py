@@ -492,6 +492,24 @@ def test_a_feed_that_asks_by_a_library(client: Client, monkeypatch: pytest.Monke
     assert len(time.slept) == 2  # its pace is kept too
 
 
+def test_who_waits_can_be_broken_off(host: Provider, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken_off(seconds: float) -> None:
+        raise InterruptedError
+
+    host.plays["/price"] = always(GOOD)
+    client.prices()
+    with monkeypatch.context() as closing:
+        closing.setattr(client.time, "sleep", broken_off)
+        with pytest.raises(InterruptedError):
+            client.prices(region="other")
+        loading = replace(FEEDS["energy_charts"], load=lambda query: GOOD)
+        closing.setitem(FEEDS, "energy_charts", loading)
+        client.prices()
+        with pytest.raises(InterruptedError):
+            client.prices()
+    assert len(host.asked) == 1 and {status.failures for status in client.manners.status()} == {0}
+
+
 def test_points_go_by_the_name_of_their_entry(host: Provider, client: Client) -> None:
     host.plays["/price"] = always(json.dumps(charts(T0, 3600, [1.0, None, 3.0])).encode())
     result = client.prices(source="mine", max_age="2h")

@@ -11,8 +11,8 @@ from signals.backfill import GIVE_UP_AFTER, Step, backfill, covered, windows
 from signals.feeds.base import ACCESS, NO_DATA, FeedError
 from signals.gaps import SignalGap
 from signals.ingest import FetchResult
+from signals.memory_store import MemorySignalStore
 from signals.points import Kind, Quality, SignalError
-from signals.store import MemorySignalStore
 from tests.signals.samples import DAY, HOUR, T0, at, point
 
 NOW = T0 + 30 * DAY

@@ -14,9 +14,10 @@ from sqlmodel import SQLModel
 
 import signals.store
 from signals.gaps import SignalGap
+from signals.memory_store import MemorySignalStore
 from signals.points import Kind, Quality, SignalError, SignalPoint
 from signals.retention import Retention, hourly
-from signals.store import MemorySignalStore, Signals, SignalStore
+from signals.store import Signals, SignalStore
 from tests.signals.samples import DAY, HOUR, T0, at, point
 from tests.signals.test_signal_store import TABLES, make
 

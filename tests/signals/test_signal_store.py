@@ -20,8 +20,9 @@ from sqlmodel import SQLModel
 
 from dispatcher.store.engine import make_engine
 from signals.gaps import SignalGap
+from signals.memory_store import MemorySignalStore
 from signals.points import Kind, Quality, SignalError, SignalPoint
-from signals.store import MAX_SPAN, MemorySignalStore, SignalGapRow, Signals, SignalStore
+from signals.store import MAX_SPAN, SignalGapRow, Signals, SignalStore
 from tests.signals.samples import DAY, HOUR, T0, at, point
 
 #: Writers of one series at once, and what each writes.

@@ -9,8 +9,9 @@ from sqlalchemy import bindparam, text
 
 from dispatcher.store.engine import database, make_engine
 from dispatcher.store.migrate import _config, upgrade
+from signals.memory_store import MemorySignalStore
 from signals.points import Kind, Quality, SignalPoint
-from signals.store import MemorySignalStore, SignalStore, UTCDateTime
+from signals.store import SignalStore, UTCDateTime
 from tests.signals.samples import DAY, HOUR, T0, at, point
 
 
