@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from signals.gaps import SignalGap
-from signals.points import Kind, Quality, SignalPoint, require_utc
+from signals.points import Kind, SignalPoint, require_utc, standing
 from signals.retention import KEEP, Retention, Thinned, hourly
 from signals.store import checked, in_order, new_points, utc_times
 
@@ -129,5 +129,5 @@ class MemorySignalStore:
             return Thinned(dropped, merged, pruned)
 
 
-def _rank(point: SignalPoint) -> tuple[bool, datetime, datetime]:
-    return (point.quality is not Quality.FORECAST, point.issued_at or point.retrieved_at, point.retrieved_at)
+def _rank(point: SignalPoint) -> tuple[int, datetime, datetime]:
+    return (standing(point.quality), point.issued_at or point.retrieved_at, point.retrieved_at)

@@ -35,6 +35,11 @@ class Quality(StrEnum):
     SUSPECT = "suspect"
 
 
+def standing(quality: Quality) -> int:
+    """Which of two values of one interval is believed, the higher: what is doubted last, then a forecast, then an actual."""
+    return {Quality.SUSPECT: 0, Quality.FORECAST: 1}.get(quality, 2)
+
+
 #: Canonical unit of each kind; a price is "<ISO 4217 code>/MWh".
 UNITS = {
     Kind.CARBON_AVERAGE: "gCO2e/kWh",

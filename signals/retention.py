@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import groupby, pairwise
 
-from signals.points import Quality, SignalError, SignalPoint, require_utc
+from signals.points import SignalError, SignalPoint, require_utc, standing
 
 HOUR = timedelta(hours=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -99,9 +99,9 @@ def hourly(points: Iterable[SignalPoint]) -> list[SignalPoint]:
     return [result[interval] for interval in sorted(result)]
 
 
-def _worth(point: SignalPoint) -> tuple[timedelta, bool, datetime, datetime, datetime]:
-    actual = point.quality is not Quality.FORECAST
-    return (point.start - point.end, actual, point.issued_at or point.retrieved_at, point.retrieved_at, point.start)
+def _worth(point: SignalPoint) -> tuple[timedelta, int, datetime, datetime, datetime]:
+    issued_at = point.issued_at or point.retrieved_at
+    return (point.start - point.end, standing(point.quality), issued_at, point.retrieved_at, point.start)
 
 
 def _segments(parts: Sequence[SignalPoint]) -> list[SignalPoint]:

@@ -26,7 +26,7 @@ from sqlalchemy import (
 )
 from sqlmodel import Field, SQLModel
 
-from signals.points import Quality, SignalPoint, require_utc
+from signals.points import Quality, SignalPoint, require_utc, standing
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -41,7 +41,8 @@ QUALITIES = (
     Quality.SUSPECT,
 )
 QUALITY_CODE = {quality: code for code, quality in enumerate(QUALITIES)}
-FORECAST_CODE = QUALITY_CODE[Quality.FORECAST]
+FORECAST_CODE, SUSPECT_CODE = QUALITY_CODE[Quality.FORECAST], QUALITY_CODE[Quality.SUSPECT]
+_STANDING = {code: standing(quality) for quality, code in QUALITY_CODE.items()}
 
 
 def micros(when: datetime) -> int:
@@ -162,10 +163,11 @@ POINT_COLUMNS = tuple(
 PointRow = tuple[int, int, int, int | None, int, float, int, str | None]
 
 
-def worth(row: PointRow) -> tuple[bool, int, int, int]:
-    """What decides between rows of one interval: an actual, then the newer issue, retrieval and storing; the largest wins."""
+def worth(row: PointRow) -> tuple[int, int, int, int]:
+    """What decides between rows of one interval: an actual before a forecast before what is doubted, then the newer issue,
+    retrieval and storing; the largest wins."""
     _, _, seq, issued, retrieved, _, quality, _ = row
-    return (quality != FORECAST_CODE, retrieved if issued is None else issued, retrieved, seq)
+    return (_STANDING[quality], retrieved if issued is None else issued, retrieved, seq)
 
 
 def point_row(point: SignalPoint, series_unit: str, seq: int) -> PointRow:

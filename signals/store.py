@@ -41,6 +41,7 @@ from signals.rows import (
     POINT,
     POINT_COLUMNS,
     SERIES,
+    SUSPECT_CODE,
     PointRow,
     SignalGapRow,
     SignalPointRow,
@@ -231,8 +232,10 @@ _HEADS = (
     )
     .order_by(_P.start_us, _P.end_us)
 )
-#: The first parts of rows.worth as one number: any actual is above any forecast, then the newer issue is above the older.
-_SCORE = case((_P.quality == FORECAST_CODE, 0), else_=1 << 60) + func.coalesce(_P.issued_us, _P.retrieved_us)
+#: The first parts of rows.worth as one number: what is doubted, above it any forecast, above it any actual; then the newer
+#: issue is above the older.
+_STANDING = case((_P.quality == SUSPECT_CODE, 0), (_P.quality == FORECAST_CODE, 1 << 60), else_=1 << 61)
+_SCORE = _STANDING + func.coalesce(_P.issued_us, _P.retrieved_us)
 _VISIBLE_PAST = [
     _P.series_id == bindparam("series_id"),
     _P.outranked == _OUTRANKED,

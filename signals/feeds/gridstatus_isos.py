@@ -127,7 +127,7 @@ def load(query: Query) -> bytes:
         ask = functools.partial(_ask, method, pandas.Timestamp(day), pandas.Timestamp(after), extra)
         try:
             frame = _within(CALL_LIMIT_S, iso, ask)
-        except TimeoutError as error:
+        except _NoAnswerError as error:
             failed.append(f"{day.date().isoformat()}: {error}")
             break  # what does not answer now is not asked for the other days either
         except Exception as error:  # noqa: BLE001 - whatever a scraper meets; its text may hold URLs with keys, so only its name
@@ -155,12 +155,16 @@ def _client(of: Callable[..., Any], options: Mapping[str, Any]) -> Any:
     return of(api_key=key) if key and "api_key" in inspect.signature(of).parameters else of()
 
 
+class _NoAnswerError(Exception):
+    """The library does not come back; not the built-in TimeoutError, which the library may raise with whatever text."""
+
+
 def _within(limit_s: float, iso: str, call: Callable[[], Any]) -> Any:
-    """What ``call`` returns or raises; TimeoutError when that takes longer than ``limit_s``, or when an earlier call to this
+    """What ``call`` returns or raises; _NoAnswerError when that takes longer than ``limit_s``, or when an earlier call to this
     operator that took too long has still not ended."""
     stuck = _given_up.get(iso)
     if stuck is not None and stuck.is_alive():
-        raise TimeoutError("an earlier question is still without an answer")
+        raise _NoAnswerError("an earlier question is still without an answer")
     outcome: list[tuple[bool, Any]] = []
 
     def run() -> None:
@@ -174,7 +178,7 @@ def _within(limit_s: float, iso: str, call: Callable[[], Any]) -> Any:
     thread.join(limit_s)
     if not outcome:
         _given_up[iso] = thread
-        raise TimeoutError(f"no answer within {limit_s:g} s")
+        raise _NoAnswerError(f"no answer within {limit_s:g} s")
     went_well, what = outcome[0]
     if not went_well:
         raise what

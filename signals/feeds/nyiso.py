@@ -14,6 +14,7 @@ from zoneinfo import ZoneInfo
 from signals.feeds.base import (
     INVALID,
     NO_DATA,
+    TRUNCATED,
     Context,
     Feed,
     FeedError,
@@ -68,7 +69,7 @@ def read(payload: bytes, context: Context) -> ParseResult:
     labels: dict[str, list[tuple[datetime, float | None]]] = {}
     for name in sorted(parts):
         try:
-            for zone, label, value in _lines(parts[name], warnings):
+            for zone, label, value in _lines(parts[name], warnings, errors):
                 if asked in (None, zone):
                     labels.setdefault(zone, []).append((label, value))
         except FeedError as error:
@@ -93,8 +94,8 @@ def read(payload: bytes, context: Context) -> ParseResult:
     return result(points, gaps, warnings, "the file has no price for this window", worst)
 
 
-def _lines(content: bytes, warnings: list[str]) -> list[tuple[str, datetime, float | None]]:
-    """Zone, local label and price of each line."""
+def _lines(content: bytes, warnings: list[str], errors: list[FeedError]) -> list[tuple[str, datetime, float | None]]:
+    """Zone, local label and price of each line; a last line that is cut short is an error beside the others."""
     header, *lines = csv_rows(text_of(content)) or [[]]
     columns = {name.strip(): index for index, name in enumerate(header)}
     lacking = [name for name in _NEEDED if name not in columns]
@@ -102,6 +103,13 @@ def _lines(content: bytes, warnings: list[str]) -> list[tuple[str, datetime, flo
         raise FeedError(INVALID, f"column {', '.join(lacking)} is missing; there are: {', '.join(columns)[:200]}")
     found = []
     for number, line in enumerate(lines, 2):
+        if len(line) < len(header):  # the number in it may have lost its last digits
+            said = f"line {number} has {len(line)} of {len(header)} fields"
+            if number == len(lines) + 1:
+                errors.append(FeedError(TRUNCATED, f"{said}: the file is cut short"))
+            else:
+                warnings.append(f"{said}; left out")
+            continue
         label_text, zone, text = (line[columns[name]].strip() if columns[name] < len(line) else "" for name in _NEEDED)
         match = _LABEL.fullmatch(label_text)
         if match and match[6]:

@@ -379,3 +379,20 @@ def test_two_processes_write_one_series_at_once(shared_url: str) -> None:
         assert len(store.read_gaps("r", Kind.PRICE, T0, at(24 * 90), at(24 * 90))) == ROUNDS
     finally:
         engine.dispose()
+
+
+def test_what_is_doubted_never_hides_what_was_believed(store: Signals) -> None:
+    good = point(0, 58.0, retrieved_at=T0 - DAY)
+    doubted = point(0, 0.058, quality=Quality.SUSPECT)
+    told = point(1, 61.0, quality=Quality.FORECAST, issued_at=T0 - DAY, retrieved_at=T0 - DAY)
+    worse = point(1, 0.061, quality=Quality.SUSPECT)
+    store.append([good, told])
+    store.append([doubted, worse])
+    for as_of in (T0, T0 + 30 * DAY):
+        assert [p.value for p in store.read("r", Kind.PRICE, T0, at(2), as_of)] == [58.0, 61.0]
+    store.append([point(0, 57.0, retrieved_at=at(3))])
+    assert [p.value for p in store.read("r", Kind.PRICE, T0, at(1), at(4))] == [57.0]
+    assert [p.value for p in store.read("r", Kind.PRICE, T0, at(1), at(2))] == [58.0]
+    alone = point(5, 7.0, quality=Quality.SUSPECT)
+    store.append([alone])
+    assert [p.quality for p in store.read("r", Kind.PRICE, at(5), at(6), at(9))] == [Quality.SUSPECT]

@@ -159,3 +159,11 @@ def test_any_payload(payload: bytes, packed: bool) -> None:
 @given(data=st.data())
 def test_damaged_documents(data: st.DataObject) -> None:
     sound(read(FEED, mangled(data, GOOD.encode()), PRICE))
+
+
+def test_a_file_cut_inside_a_number_gives_no_such_number() -> None:
+    whole = day("03/01/2026", [0, 1, 2], "N.Y.C.").replace(",2,1.5", ",155.51,1.5")
+    for cut in (whole[: whole.rindex("5.51")], whole[: whole.rindex(",1.5")]):
+        result = read(FEED, cut.encode(), PRICE)
+        assert result.error is not None and result.error.kind == "truncated"
+        assert [p.value for p in result.points] == [0.0, 1.0]
