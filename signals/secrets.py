@@ -24,13 +24,13 @@ def resolve(feed: Feed, options: Mapping[str, Any], environ: Mapping[str, str]) 
 
     Those that these options do not need are left out. Raises MissingSecret, with one line for the first that is not there.
     """
-    return {secret.name: _one(feed, secret, options, environ) for secret in feed.secrets if secret.is_needed(options)}
+    return {secret.name: _one(secret, options, environ) for secret in feed.secrets if secret.is_needed(options)}
 
 
-def _one(feed: Feed, secret: Secret, options: Mapping[str, Any], environ: Mapping[str, str]) -> str:
+def _one(secret: Secret, options: Mapping[str, Any], environ: Mapping[str, str]) -> str:
     name, file = secret.name, options.get(f"{secret.name}_file")
     variable = str(options.get(f"{name}_env") or secret.env)
-    begin = f"{feed.name}: no {name.replace('_', ' ')}"
+    begin = f"no {name.replace('_', ' ')}"  # whoever tells it names the feed
     if file:
         try:
             with Path(str(file)).expanduser().open("rb") as opened:

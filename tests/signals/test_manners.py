@@ -206,8 +206,8 @@ def test_a_missing_secret_is_one_clear_line(tmp_path: Path) -> None:
         assert "hush" not in str(caught.value)
         return caught.value.message
 
-    assert said() == "keyed: no token: set KEYED_TOKEN or token_file; get one at https://example.org/keys"
-    assert said(token_env="MINE").startswith("keyed: no token: set MINE or token_file")
+    assert said() == "no token: set KEYED_TOKEN or token_file; get one at https://example.org/keys"
+    assert said(token_env="MINE").startswith("no token: set MINE or token_file")
     assert "cannot be read: No such file" in said(token_file=str(tmp_path / "none"))
     assert "is empty" in said(token_file=str(empty))
     assert "not a text file" in said(token_file=str(binary))

@@ -261,7 +261,7 @@ def test_without_a_secret_nothing_is_asked(host: Provider, client: Client) -> No
     result = client("entsoe", zone="BE")
     kind, message = error_of(result)
     assert (kind, result.disabled, host.asked) == ("access", True, [])
-    assert message.startswith("entsoe: no token: set ENTSOE_TOKEN or token_file; get one at https://")
+    assert message.startswith("no token: set ENTSOE_TOKEN or token_file; get one at https://")
 
 
 def moer(asked: Asked) -> Reply:
