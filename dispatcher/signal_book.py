@@ -302,9 +302,9 @@ class SignalBook:
     def _of_series(
         self, series: SlotSeries, region: str, what: str, start: datetime, end: datetime, as_of: datetime
     ) -> list[SignalPoint]:
-        """The points of the series that is planned with: its source, its variant, its money."""
+        """The possible points of the series that is planned with: its source, its variant, its money."""
         points = self._signals.read(region, self._kind(region, what), start, end, as_of, source=series.source)
-        return [p for p in points if (p.variant, p.unit) == (series.variant, series.unit)]
+        return [p for p in points if (p.variant, p.unit) == (series.variant, series.unit) and possible(p)]
 
     def _tell_wrong(self, region: str, what: str, sentence: str | None) -> None:
         """Log what is wrong once, and again when it changes; None: nothing is."""
@@ -513,7 +513,6 @@ class SignalBook:
     def _take(self, source: Source, region: str, what: str, result: FetchResult, now: datetime) -> None:
         """Keep an answer and decide when to ask again."""
         source.seen_at, source.warnings, source.disabled = None, result.warnings, result.disabled
-        source.until = max((t for t in (source.until, result.known_until()) if t is not None), default=None)
         new = 0
         try:
             if result.points and (points := self._judged(source, result, now)):
@@ -526,6 +525,7 @@ class SignalBook:
             log.debug("feed %s for %s of %s", source.name, what, region, exc_info=error)
             self._failed(source, region, what, f"what it says could not be kept: {why}", now, result.wait_s)
             return
+        source.until = max((t for t in (source.until, result.known_until()) if t is not None), default=None)
         if result.error is not None:
             self._failed(source, region, what, result.error.message, now, result.wait_s)
             return
@@ -604,7 +604,7 @@ class SignalBook:
         source.last = max(source.points, key=lambda p: (p.end, p.start, p.retrieved_at), default=None)
         source.lacks = ""
         current = _current(source.used, now, source.max_age)
-        trusted = [p for p in current if p.quality is not Quality.SUSPECT]
+        trusted = [p for p in current if p.quality is not Quality.SUSPECT and possible(p)]
         if any(p.quality is not Quality.FORECAST or now - _told_at(p, source) <= FORECAST_AGE for p in trusted):
             source.state = "fresh"
         elif trusted:
@@ -645,7 +645,7 @@ class SignalBook:
             if source.state == "fresh":
                 return source, series
             laid.append((source, series))
-        doubt = {PUBLISHED: 0, SUSPECT: 1, UNKNOWN: 2}
+        doubt = {SUSPECT: 1, UNKNOWN: 2}
         # The first of the best: what is not doubted and not unknown is as good as published.
         return min(laid, key=lambda one: doubt.get(_basis_at(one[1], now), 0), default=(None, None))
 

@@ -101,7 +101,7 @@ def fetch(
 
     Never raises for what a source or an option is or does: that is in ``error``. 429, 5xx and broken connections are tried
     again a little later, with jitter. ``manners`` is what is remembered between calls (default: nothing), ``environ`` where
-    secrets are looked up (default: the process's). Raises SignalError only for naive times.
+    secrets are looked up (default: the process's). Raises SignalError only for naive times; what ``sleep`` raises ends it.
     """
     now, start, end = (require_utc(n, v) for n, v in (("now", now), ("window_start", window_start), ("window_end", window_end)))
     options = {key: value for key, value in options.items() if key != "feed"}

@@ -14,9 +14,9 @@ from dispatcher.forecasts import Series
 from dispatcher.signal_book import HELD, ChainStatus, Closing, SignalBook, SourceStatus, sources_of
 from signals.feeds.base import FeedError
 from signals.ingest import FetchResult
+from signals.memory_store import MemorySignalStore
 from signals.points import UNITS, Kind, Quality, SignalPoint
 from signals.series import SlotForecast
-from signals.store import MemorySignalStore
 
 T0 = datetime(2026, 3, 10, 12, tzinfo=UTC)
 HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
@@ -508,6 +508,23 @@ def test_doubted_values_come_last_and_are_not_booked(feeds: Feeds) -> None:
     series = book.series("r0", "price")
     assert series is not None and (series.at(T0), series.basis[0]) == (6090.0, "suspect")
     assert book.usage(region, 1000.0, T0, T0 + HOUR, T0 + HOUR).cost is None
+
+
+def test_impossible_values_serve_nobody_however_they_came(feeds: Feeds) -> None:
+    store = MemorySignalStore()
+    for n, value in enumerate((50.0, 90000.0)):
+        a = T0 + n * HOUR
+        store.append(
+            [SignalPoint("r0", Kind.PRICE, "EUR/MWh", a, a + HOUR, None, T0, value, Quality.MEASURED, "energy_charts")]
+        )
+    feeds.answers["energy_charts"] = failing()
+    made = config([CHARTS])
+    book = SignalBook(made, store, ask=feeds)
+    book.refresh(T0)
+    series = book.series("r0", "price")
+    assert series is not None and series.at(T0) == 50.0 and 90000.0 not in series.values
+    costs = [book.usage(made.regions[0], 1000.0, T0 + n * HOUR, T0 + (n + 1) * HOUR, T0 + 2 * HOUR).cost for n in (0, 1)]
+    assert costs[0] is not None and costs[1] is None
 
 
 def test_a_stale_source_that_knows_something_comes_before_a_suspect_one(feeds: Feeds) -> None:

@@ -17,8 +17,8 @@ from dispatcher.clock import VirtualClock
 from dispatcher.config import Config
 from dispatcher.signal_book import SignalBook
 from signals.manners import Manners
+from signals.memory_store import MemorySignalStore
 from signals.points import Kind, Quality
-from signals.store import MemorySignalStore
 from tests.signals.provider import Asked, Provider, Reply, direct_session, provider
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
