@@ -21,7 +21,7 @@ PUBLISHED, FORECAST, BAND = "█", "▒", "░"
 _STYLES = {PUBLISHED: "cyan", FORECAST: "magenta", BAND: "dim magenta", "─": "dim"}
 _STATE_STYLES = {"fresh": "green", "suspect": "yellow", "stale": "yellow", "failed": "bold red", "disabled": "bold red"}
 #: Bases of values that a source gave; all others are ours.
-_GIVEN = frozenset({"published", "held"})
+_GIVEN = frozenset({"published", "held", "suspect"})
 #: Slots of one basis in a row that are told one by one before the rest is left out.
 _PARTS_TOLD = 4
 

@@ -255,7 +255,8 @@ class SignalBook:
 
     def fx(self, region: str) -> float:
         """Planning currency for one unit of the region's currency. NaN when no rate is configured: then price is unknown."""
-        currency = self.currency(region) or self._regions[region].currency
+        config = self._regions[region]
+        currency = self.currency(region) or (config.tariff.currency if config.tariff is not None else config.currency)
         try:
             return self._config.fx_rate(currency)
         except ConfigError:

@@ -15,7 +15,7 @@ from dispatcher.forecasts import DAYS, LEARNED
 from dispatcher.signal_book import sources_of
 from signals.backfill import Backfilled, Step, backfill
 from signals.feeds.base import INVALID, NO_DATA, FeedError
-from signals.forecast import slot_series
+from signals.forecast import slot_series, usable
 from signals.forecasting.slots import forecast
 from signals.ingest import FetchResult, fetch
 from signals.points import Kind, Quality, SignalPoint
@@ -116,7 +116,7 @@ def forecast_of_feed(
             window_end=now + timedelta(hours=hours) + timedelta(days=1),
         )
         known = [p for p in found.points if not hindsight or "lookahead" in options or _known_at(p, now)]
-        measured = [p for p in known if p.quality not in (Quality.FORECAST, Quality.SUSPECT)]
+        measured = [p for p in usable(known, now) if p.quality not in (Quality.FORECAST, Quality.SUSPECT)]
         if measured:
             break
         if error is None or error.kind == INVALID:  # of another kind's columns, say: what else was amiss tells more

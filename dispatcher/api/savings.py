@@ -5,7 +5,7 @@ It reads ended jobs and stored signals; it decides nothing.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -15,7 +15,10 @@ from dispatcher.config import RegionConfig
 from dispatcher.store import Job
 from policies.accounting import weighted_mean
 from policies.world import JobState, World
-from signals.points import Kind, SignalPoint
+from signals.forecast import usable
+from signals.points import Kind, SignalError, SignalPoint
+from signals.series import SlotSeries
+from signals.tariffs import price_points
 
 #: The latest ended jobs that a report covers.
 JOBS_COVERED = 1000
@@ -33,21 +36,41 @@ class Baseline:
 
 
 class Means:
-    """Means of signals over many intervals; each signal is read once, over all of ``[start, end)``."""
+    """Means of signals over many intervals; each signal is read once, over all of ``[start, end)``. ``wholesale`` names the
+    price feed that is in use, by region."""
 
-    def __init__(self, signals: Signals, start: datetime, end: datetime, as_of: datetime) -> None:
-        self._signals, self._start, self._end, self._as_of = signals, start, end, as_of
+    def __init__(self, signals: Signals, start: datetime, end: datetime, as_of: datetime, wholesale: Mapping[str, str]) -> None:
+        self._signals, self._start, self._end, self._as_of, self._wholesale = signals, start, end, as_of, wholesale
         self._read: dict[tuple[str, Kind, str], tuple[list[datetime], list[SignalPoint]]] = {}
 
-    def over(self, region: str, kind: Kind, source: str, start: datetime, end: datetime) -> float | None:
-        """Time-weighted mean over ``[start, end)``; None unless all of it is known."""
+    def over(self, region: str, kind: Kind, series: SlotSeries, start: datetime, end: datetime) -> float | None:
+        """Time-weighted mean of what ``series`` is made of over ``[start, end)``; None unless all of it is known."""
+        return weighted_mean(usable(self._points(region, kind, series.source, start, end), self._as_of), start, end)
+
+    def price(self, region: RegionConfig, series: SlotSeries, start: datetime, end: datetime) -> float | None:
+        """As ``over``, of what the site pays."""
+        if region.tariff is None:
+            return self.over(region.name, Kind.PRICE, series, start, end)
+        tariff = region.tariff.tariff(region.name)
+        points: list[SignalPoint] | None = None
+        if tariff.needs_wholesale:
+            source = self._wholesale.get(region.name)
+            if source is None:
+                return None
+            points = usable(self._points(region.name, Kind.PRICE, source, start, end), self._as_of)
+        try:
+            retail = price_points(tariff, points, start, end, region=region.name, known_at=self._as_of)
+        except SignalError:
+            return None  # wholesale in other money than the contract's: the signal's alarm says so
+        return weighted_mean(retail, start, end)
+
+    def _points(self, region: str, kind: Kind, source: str, start: datetime, end: datetime) -> list[SignalPoint]:
         key = (region, kind, source)
         if key not in self._read:
             points = self._signals.read(region, kind, self._start, self._end, self._as_of, source=source)
             self._read[key] = [point.start for point in points], points
         starts, points = self._read[key]
-        first = bisect_right(starts, start - LONGEST_POINT)
-        return weighted_mean(points[first : bisect_right(starts, end)], start, end)
+        return points[bisect_right(starts, start - LONGEST_POINT) : bisect_right(starts, end)]
 
 
 def run_seconds(job: Job, pue: float) -> float:
@@ -59,20 +82,25 @@ def run_seconds(job: Job, pue: float) -> float:
 
 
 def report(
-    jobs: Sequence[Job], world: World, regions: dict[str, RegionConfig], signals: Signals, now: datetime
+    jobs: Sequence[Job],
+    world: World,
+    regions: dict[str, RegionConfig],
+    signals: Signals,
+    now: datetime,
+    wholesale: Mapping[str, str],
 ) -> dict[str, Any]:
-    """The answer of ``/v1/savings`` for ended jobs."""
+    """The answer of ``/v1/savings`` for ended jobs. ``wholesale`` names the price feed in use, by region."""
     ran = [job for job in jobs if job.energy_kwh]
     totals: dict[str, Any] = {
         "jobs": len(ran),
         "energy_kwh": sum(job.energy_kwh or 0.0 for job in ran),
         "deadline_misses": sum(missed(job) for job in jobs),
     }
-    baselines = _baselines(ran, world, regions, signals, now)
+    baselines = _baselines(ran, world, regions, signals, now, wholesale)
     caveats = [
         "energy is modelled: stated mean draw x run time x PUE, not measured",
         "run now: the same run time from submission on in the job's first allowed region, as if there were always room",
-        "prices are those of the configured feeds, not a bill",
+        "prices are those of the configured feeds and tariffs, without demand charges: not a bill",
     ]
     for name, ours, theirs in (
         ("cost", [job.cost for job in ran], [b.cost if b else None for b in baselines]),
@@ -99,14 +127,19 @@ def missed(job: Job) -> bool:
 
 
 def _baselines(
-    ran: Sequence[Job], world: World, regions: dict[str, RegionConfig], signals: Signals, now: datetime
+    ran: Sequence[Job],
+    world: World,
+    regions: dict[str, RegionConfig],
+    signals: Signals,
+    now: datetime,
+    wholesale: Mapping[str, str],
 ) -> list[Baseline | None]:
     runs = [_run_now(job, world, regions) for job in ran]
     starts = [start for _, start, _ in filter(None, runs)]
     ends = [end for _, _, end in filter(None, runs)]
     if not starts:
         return [None] * len(ran)
-    means = Means(signals, min(starts), max(ends), now)
+    means = Means(signals, min(starts), max(ends), now, wholesale)
     return [_baseline(job, run, world, regions, means) if run else None for job, run in zip(ran, runs, strict=True)]
 
 
@@ -128,8 +161,8 @@ def _baseline(
     if view is None:
         return None
     energy = job.flex.power_w * regions[home].pue * (end - start).total_seconds() / 3_600_000
-    price = means.over(home, Kind.PRICE, view.price.source, start, end) if view.price else None
-    carbon = means.over(home, Kind(view.carbon_kind), view.carbon.source, start, end) if view.carbon else None
+    price = means.price(regions[home], view.price, start, end) if view.price else None
+    carbon = means.over(home, Kind(view.carbon_kind), view.carbon, start, end) if view.carbon else None
     rate = view.fx if view.fx == view.fx else None  # NaN: no exchange rate is configured
     return Baseline(
         energy,

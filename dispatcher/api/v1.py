@@ -204,7 +204,10 @@ class V1:
         services = self._services
         jobs = [job for job in services.store.ray_jobs(savings.JOBS_COVERED) if job.state in ENDED]
         regions = {region.name: region for region in services.config.regions}
-        return savings.report(jobs, services.snapshot().world, regions, services.signals, services.clock.now())
+        now = services.clock.now()
+        chains = [chain for chain in services.signal_chains(now) if chain.what == "price"]
+        feeds = {chain.region: source.source for chain in chains for source in chain.sources if source.chosen}
+        return savings.report(jobs, services.snapshot().world, regions, services.signals, now, feeds)
 
 
 def _why(state: JobState, reason: str, placement: Placement | None, unplaced: str | None) -> str:
