@@ -76,7 +76,7 @@ def ray_submissions_per_s(address: str, count: int) -> float:
 
 def settle(address: str) -> None:
     """Wait until the cluster has nothing left to run, so that one measurement does not disturb the next."""
-    deadline = time.monotonic() + 180
+    deadline = time.monotonic() + 480
     while time.monotonic() < deadline:
         jobs = requests.get(f"{address}/api/jobs/", timeout=30).json()
         if not any(job["status"] in ("PENDING", "RUNNING") for job in jobs):
@@ -175,7 +175,7 @@ def main() -> int:
             time.sleep(3)
             figures |= idle(plane, 8 if quick else 30)
             say("Ray's own submissions ...")
-            figures["ray_submissions_per_s"] = ray_submissions_per_s(address, 20 if quick else 200)
+            figures["ray_submissions_per_s"] = ray_submissions_per_s(address, 20 if quick else 100)
             settle(address)
             say("passed through ...")
             figures |= passed_through(plane, address, 3 if quick else 25)
