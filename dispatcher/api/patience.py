@@ -21,6 +21,7 @@ class PatientProtocol(HttpToolsProtocol):
     headers_s, body_s = HEADERS_S, BODY_S
     _waiting: asyncio.TimerHandle | None = None
     _arrived = 0
+    _begun = _headers_complete = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for headers."""
@@ -28,22 +29,32 @@ class PatientProtocol(HttpToolsProtocol):
         self._wait_for_headers()
 
     def data_received(self, data: bytes) -> None:
-        """Count."""
+        """Wait for the rest of a request that is not whole; most come in one piece and cost no timer."""
         self._arrived += len(data)
+        before = (self._begun, self._headers_complete)
         super().data_received(data)
+        if self._begun and (self._waiting is None or (self._begun, self._headers_complete) != before):
+            if self._headers_complete:
+                self._wait_for_body()
+            else:
+                self._wait_for_headers()
 
     def on_message_begin(self) -> None:
-        """Wait anew for the headers of a request on a connection that is kept."""
-        self._wait_for_headers()
+        """A request begins."""
+        self._begun, self._headers_complete = True, False
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """Wait for the body."""
-        self._wait_for_body()
+        """Its headers are there; when it becomes a websocket's, nothing more is waited for."""
+        self._headers_complete = True
+        if self.parser.should_upgrade():
+            self._begun = False
+            self._wait_no_more()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         """Wait no longer; only when it was answered before it was whole, nobody else waits for the next request."""
+        self._begun = False
         self._wait_no_more()
         super().on_message_complete()
         if self.cycle is not None and self.cycle.response_complete:

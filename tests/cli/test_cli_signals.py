@@ -76,7 +76,8 @@ def test_the_list_says_where_each_value_is_from_and_what_fails(grid: FakeApi, ru
 
 
 def test_a_tariff_does_not_hide_the_feed_behind_it_nor_the_one_that_was_lost(api: FakeApi, run: Run) -> None:
-    ended = {**FAILS, "source": "csv", "state": "stale", "error": None, "why": "no value for now (its last ends 2026-01-01 00:00Z)"}
+    why = "no value for now (its last ends 2026-01-01 00:00Z)"
+    ended = {**FAILS, "source": "csv", "state": "stale", "error": None, "why": why}
     made_up = {**HOLDS, "source": "synthetic", "warnings": []}
     price = PRICE | {"source": "tariff:north", "sources": [ended, made_up]}
     api.answers["GET", "/v1/signals"] = lambda _: (200, {"signals": [price]})
@@ -109,7 +110,8 @@ def test_a_signal_is_plotted_and_a_forecast_looks_different(grid: FakeApi, run: 
     assert all("▒" in column and "█" not in column for column in columns[5:])
     assert "░" in columns[8] and columns[7].index("░") == 0, "the band reaches to the highest quantile"
     assert any("█ published   ▒ forecast   ░ 10 to 90 %   blank: unknown" in line for line in lines)
-    assert any(line.startswith("energy_charts *") and "fresh, heard 6m 12s ago" in line and "measured" in line for line in lines)
+    [used] = [line for line in lines if line.startswith("energy_charts *")]
+    assert "fresh, heard 6m 12s ago" in used and "measured" in used
     assert any("its secret is missing" in line and "disabled" in line for line in lines)
 
 
