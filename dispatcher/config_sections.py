@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
-from zoneinfo import ZoneInfo
 
 from pydantic import (
     AfterValidator,
@@ -25,7 +24,7 @@ from pydantic import (
     model_validator,
 )
 
-from dispatcher.config_tariff import TariffConfig
+from dispatcher.config_tariff import Name, TariffConfig, check_zone
 from dispatcher.errors import ConfigError
 from dispatcher.shifts import crontab_trigger
 from policies.durations import parse_duration
@@ -51,14 +50,6 @@ def _check_url(value: str) -> str:
     return value.rstrip("/")
 
 
-def _check_zone(value: str) -> str:
-    try:
-        ZoneInfo(value)
-    except (KeyError, ValueError, OSError) as error:
-        raise ValueError("must be an IANA time zone such as 'Europe/Berlin'") from error
-    return value
-
-
 def _check_feed_name(value: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(value.get("feed"), str):
         raise ValueError("needs the key 'feed', such as feed = 'synthetic'")
@@ -69,7 +60,6 @@ def _number_as_text(value: Any) -> Any:
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Currency = Annotated[str, StringConstraints(pattern=r"^[A-Z]{3}$")]
 Duration = Annotated[str, AfterValidator(_check_duration)]
 Url = Annotated[str, AfterValidator(_check_url)]
@@ -225,7 +215,7 @@ class RegionConfig(Section):
     @field_validator("timezone")
     @classmethod
     def _known_zone(cls, value: str) -> str:
-        return _check_zone(value) if value else ""
+        return check_zone(value) if value else ""
 
     @model_validator(mode="after")
     def _one_token(self) -> "RegionConfig":
@@ -252,7 +242,7 @@ class ShiftConfig(Section):
 
     _numbers = field_validator("duration", mode="before")(_number_as_text)
 
-    _known_zone = field_validator("timezone")(lambda value: _check_zone(value))
+    _known_zone = field_validator("timezone")(check_zone)
 
     @field_validator("cron")
     @classmethod

@@ -33,6 +33,15 @@ class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False)
 
 
+def check_zone(value: str) -> str:
+    """``value``, which must name a time zone; ValueError with the remedy otherwise."""
+    try:
+        ZoneInfo(value)
+    except (KeyError, ValueError, OSError) as error:
+        raise ValueError("must be an IANA time zone such as 'Europe/Berlin'") from error
+    return value
+
+
 def _per_mwh(per_mwh: float | None, per_kwh: float | None) -> float | None:
     return per_mwh if per_kwh is None else per_kwh * 1000.0
 
@@ -152,14 +161,7 @@ class TariffConfig(_Table):
     peak_kw: float | Literal["learned"] | None = None
     peak_month: str | None = None
 
-    @field_validator("timezone")
-    @classmethod
-    def _known_zone(cls, value: str) -> str:
-        try:
-            ZoneInfo(value)
-        except (KeyError, ValueError, OSError) as error:
-            raise ValueError("must be an IANA time zone such as 'Europe/Berlin'") from error
-        return value
+    _known_zone = field_validator("timezone")(check_zone)
 
     @field_validator("peak_kw", mode="before")
     @classmethod

@@ -18,7 +18,7 @@ from policies.world import JobState, World
 from signals.forecast import usable
 from signals.points import Kind, SignalError, SignalPoint
 from signals.series import SlotSeries
-from signals.tariffs import price_points
+from signals.tariffs import Tariff, price_points
 
 #: The latest ended jobs that a report covers.
 JOBS_COVERED = 1000
@@ -42,6 +42,7 @@ class Means:
     def __init__(self, signals: Signals, start: datetime, end: datetime, as_of: datetime, wholesale: Mapping[str, str]) -> None:
         self._signals, self._start, self._end, self._as_of, self._wholesale = signals, start, end, as_of, wholesale
         self._read: dict[tuple[str, Kind, str], tuple[list[datetime], list[SignalPoint]]] = {}
+        self._tariffs: dict[str, Tariff] = {}  # checked as they are made, which a report of a thousand jobs does once
 
     def over(self, region: str, kind: Kind, series: SlotSeries, start: datetime, end: datetime) -> float | None:
         """Time-weighted mean of what ``series`` is made of over ``[start, end)``; None unless all of it is known."""
@@ -51,7 +52,9 @@ class Means:
         """As ``over``, of what the site pays."""
         if region.tariff is None:
             return self.over(region.name, Kind.PRICE, series, start, end)
-        tariff = region.tariff.tariff(region.name)
+        if region.name not in self._tariffs:
+            self._tariffs[region.name] = region.tariff.tariff(region.name)
+        tariff = self._tariffs[region.name]
         points: list[SignalPoint] | None = None
         if tariff.needs_wholesale:
             source = self._wholesale.get(region.name)
