@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dispatcher.cli_backtest import backtest
 from dispatcher.cli_common import (
     FAILURE,
     INTERRUPTED,
@@ -29,6 +30,7 @@ from dispatcher.cli_common import (
     print_json,
     show,
 )
+from dispatcher.cli_plan import plan
 from dispatcher.cli_signals import signals
 
 if TYPE_CHECKING:
@@ -69,6 +71,8 @@ def main() -> None:
 
 
 main.add_command(signals)
+main.add_command(plan)
+main.add_command(backtest)
 
 
 # --- jobs ---------------------------------------------------------------------------------------------------------
@@ -284,55 +288,7 @@ def _quoted(part: str) -> str:
     return quote(part, safe="")
 
 
-# --- plan, fleet, savings -----------------------------------------------------------------------------------------
-
-
-plan = group(main, "plan", "What would run when and where.", default="show")
-
-
-@plan.command("show")
-@click.option("--carbon", is_flag=True, help="Also draw each region's carbon intensity.")
-@over_http
-def plan_show(client: Client, carbon: bool, as_json: bool) -> None:
-    """Draw the plan: jobs as bars over time under each region's price."""
-    made = client.get_json("/v1/plan")
-
-    def view() -> RenderableType:
-        from dispatcher.client import GridshiftApiError
-        from dispatcher.render import console, gantt
-
-        planned = {p["job_id"] for p in made["placements"]}
-        known = {}
-        for job in client.list(limit=2000):
-            known[job.id] = job.data
-            if planned <= known.keys():
-                break
-        signals = []
-        for region in client.get_json("/v1/regions")["regions"]:
-            for kind in ("price", "carbon") if carbon else ("price",):
-                try:
-                    signals.append(client.get_json("/v1/signals", {"region": region["name"], "kind": kind}))
-                except GridshiftApiError as error:
-                    if error.status != 404:  # a region need not have every signal
-                        raise
-        return gantt(made, known, signals, console().width)
-
-    show(made, as_json, view)
-
-
-@plan.command("explain")
-@click.argument("job_id")
-@over_http
-def plan_explain(client: Client, job_id: str, as_json: bool) -> None:
-    """Say when and where a job will run, why, and what else was considered."""
-    told = client.get_json(f"/v1/plan/{_quoted(job_id)}")
-
-    def view() -> RenderableType:
-        from dispatcher.render import explanation
-
-        return explanation(told)
-
-    show(told, as_json, view)
+# --- fleet, savings -----------------------------------------------------------------------------------------------
 
 
 @main.command()

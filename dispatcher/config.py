@@ -18,11 +18,13 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSetti
 
 from dispatcher.config_example import EXAMPLE
 from dispatcher.config_sections import (
+    GpuPoolConfig,
     PlanningConfig,
     RegionConfig,
     ReplayConfig,
     ServerConfig,
     ShiftConfig,
+    TeamConfig,
     WebhookConfig,
     checked_database_url,
     read_secret,
@@ -40,6 +42,7 @@ __all__ = [
     "ReplayConfig",
     "ServerConfig",
     "ShiftConfig",
+    "TeamConfig",
     "WebhookConfig",
     "find",
     "load",
@@ -73,6 +76,7 @@ class Config(BaseSettings):
     fx: dict[str, Annotated[float, Field(gt=0)]] = {}
     regions: list[RegionConfig] = Field([], alias="region")
     shifts: list[ShiftConfig] = Field([], alias="shift")
+    teams: list[TeamConfig] = Field([], alias="team")
     webhooks: list[WebhookConfig] = Field([], alias="webhook")
     replay: ReplayConfig | None = None
 
@@ -157,6 +161,14 @@ class Config(BaseSettings):
             default_region=planning.default_region or (self.regions[0].name if self.regions else None),
             min_chunk_s=planning.min_chunk_s,
             launch_s=planning.launch_s,
+            late_cost_per_h=planning.late_cost_per_h,
+            runtime_slack=planning.runtime_slack,
+            deadline_margin_s=planning.deadline_margin_s,
+            policy=planning.policy,
+            price_weight=planning.price_weight,
+            daily_carbon_kg=planning.daily_carbon_kg or None,
+            daily_cost=planning.daily_cost or None,
+            teams=tuple(team.team() for team in self.teams),
         )
 
 
@@ -316,6 +328,14 @@ def _place(address: Any) -> tuple[str, int | None] | None:
         return None
 
 
+def _amount(table: Mapping[str, Any], key: str) -> float | None:
+    """A raw number, which is text where it comes from a variable; None for what is none."""
+    try:
+        return float(table[key])
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
 def _cross_checks(raw: Mapping[str, Any]) -> list[Problem]:
     """What no section can check alone; works on raw values so that these mistakes are named together with the others."""
     # Imported here, so that whoever only wants a section's model does not load every feed.
@@ -324,7 +344,7 @@ def _cross_checks(raw: Mapping[str, Any]) -> list[Problem]:
 
     problems: list[Problem] = []
     names: list[str] = [region["name"] for _, region in _tables(raw, "region") if isinstance(region.get("name"), str)]
-    for key, field in (("region", "name"), ("shift", "name"), ("webhook", "source")):
+    for key, field in (("region", "name"), ("shift", "name"), ("team", "name"), ("webhook", "source")):
         seen: dict[str, int] = {}
         for i, entry in _tables(raw, key):
             name = entry.get(field)
@@ -371,8 +391,15 @@ def _cross_checks(raw: Mapping[str, Any]) -> list[Problem]:
             if tariff.get("type") == "indexed" and not region.get("price"):
                 remedy = "an indexed tariff follows a wholesale price; add [[region.price]], or use another type"
                 problems.append((("region", i, "tariff", "type"), remedy))
+    by_carbon = _amount(planning, "price_weight") == 0 and not _amount(planning, "carbon_price_per_tonne")
+    if _amount(planning, "daily_carbon_kg") or by_carbon:
+        key = "price_weight" if by_carbon else "daily_carbon_kg"
+        for i, region in _tables(raw, "region"):
+            if not region.get("carbon"):
+                remedy = f"planning.{key} needs to know what each region's power emits; add [[region.carbon]], or remove {key}"
+                problems.append((("region", i, "name"), f"{region.get('name')!r}: {remedy}"))
     kinds = {region.get("carbon_signal", "average") for _, region in _tables(raw, "region") if region.get("carbon")}
-    if len(kinds) > 1 and planning.get("carbon_price_per_tonne"):
+    if len(kinds) > 1 and (_amount(planning, "carbon_price_per_tonne") or by_carbon):
         remedy = "average and marginal carbon cannot be compared; use one for all regions, or plan without a carbon price"
         problems.append((("planning", "carbon_price_per_tonne"), remedy))
     for location, feed in _feeds(raw):
@@ -400,7 +427,8 @@ def _explain(error: ValidationError) -> Iterator[Problem]:
         if kind == "extra_forbidden":
             yield location, f"no such key; {_closest(str(location[-1]), _known_keys(location[:-1]))}"
         elif kind == "missing":
-            owner = "every " + dotted(location[:1]) if len(location) <= 3 else f"a {location[-2]}"
+            owner = next(str(part) for part in reversed(location[:-1]) if isinstance(part, str)) if location[:-1] else "file"
+            owner = f"every {owner}" if len(location) <= 3 else f"a {owner}"
             yield location, f"missing; {owner} needs it"
         else:
             message = item["msg"].removeprefix("Value error, ").replace("Input should be ", "must be ")
@@ -419,6 +447,7 @@ def _known_keys(location: Location) -> list[str]:
         "planning": PlanningConfig,
         "region": RegionConfig,
         "shift": ShiftConfig,
+        "team": TeamConfig,
         "webhook": WebhookConfig,
         "replay": ReplayConfig,
     }
@@ -430,6 +459,8 @@ def _known_keys(location: Location) -> list[str]:
     }
     if location:
         model = children.get(str(location[0]), Config)
+    if location[2:3] == ("gpu_pool",):
+        model = GpuPoolConfig
     if "tariff" in location:
         model = tariffs.get(next(str(part) for part in reversed(location) if isinstance(part, str)), TariffConfig)
     return [field.alias or name for name, field in model.model_fields.items()]

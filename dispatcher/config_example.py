@@ -29,12 +29,24 @@ EXAMPLE = """\
 #checkpoint_root = ""
 
 #[planning]
+# gridshift plans all jobs together. Policies as published place one job at a time in one region and look at carbon alone:
+# run-now, lowest-slot, lowest-window, carbon-time, wait-awhile, ecovisor; with ":price" after the name (not run-now) they
+# follow the price. "cap-quota/NAME" puts a quota on GPUs, which follows carbon, around the policy NAME; "cap-quota" alone
+# around run-now.
+#policy = "gridshift"
 # 5, 15, 30 or 60
 #slot_minutes = 15
 #horizon_hours = 48
 #currency = "EUR"
 # What a tonne of CO2e is worth, in the currency above; 0 plans by price alone.
 #carbon_price_per_tonne = 0.0
+# What money counts beside carbon; 0 plans by carbon alone.
+#price_weight = 1.0
+# Hard budgets of all regions together for each UTC day, in kg CO2e and in the currency above; 0 for none.
+#daily_carbon_kg = 0.0
+#daily_cost = 0.0
+# What an hour after its deadline costs a job, in the currency above.
+#late_cost_per_h = 1000.0
 # Assumed of jobs that do not say.
 #default_runtime = "1h"
 #default_gpu_power_w = 400.0
@@ -47,6 +59,9 @@ EXAMPLE = """\
 #min_chunk = "15m"
 # From a launch until a job runs: what Ray and the runtime environment take.
 #launch_time = "10s"
+# Kept in reserve before a deadline: a share of the run time, which is an estimate, and a fixed time.
+#runtime_slack = 0.1
+#deadline_margin = "60s"
 
 # Fixed rates: what one unit of the key is in the planning currency.
 #[fx]
@@ -79,6 +94,17 @@ EXAMPLE = """\
 #observe_s = 1.0
 # The calendar that people there keep, for forecasts; empty: the tariff's, or UTC.
 #timezone = ""
+
+# GPUs of several types, one table for each type and branch of the power tree; without any they are all alike, and with some the
+# region's gpus are their sum. A job is sent to a type by Ray's node label ray.io/accelerator-type, which has to say the same.
+#[[region.gpu_pool]]
+#type = "H100"
+#gpus = 8
+# Limit of these GPUs together, W at the meter, 0 for none.
+#power_limit_w = 0
+# What a job draws on them, relative to the draw it states.
+#draw = 1.0
+#branch = ""
 
 # A chain of feeds each: the first that is fresh and plausible wins. signals/README.md lists the feeds and their options. Any
 # entry may have max_age (when its last value no longer counts as fresh) and source (the name its values are kept under); keys
@@ -150,6 +176,13 @@ EXAMPLE = """\
 #bzn = "SE4"
 #[[region.carbon]]
 #feed = "synthetic"
+
+# Teams, by the name that jobs give as gridshift.team: never more GPUs at once than quota_gpus (left out: no bound), and where
+# jobs compete the team with the least GPU time for its share goes first.
+#[[team]]
+#name = "vision"
+#quota_gpus = 16
+#share = 2.0
 
 # Scheduled shifts: from a crontab time on, flexible work of one region belongs in another.
 #[[shift]]

@@ -28,7 +28,11 @@ from dispatcher.config_tariff import Name, TariffConfig, check_zone
 from dispatcher.errors import ConfigError
 from dispatcher.shifts import crontab_trigger
 from policies.durations import parse_duration
+from policies.registry import OURS, check
+from policies.world import GpuPool, TeamShare
 
+#: How a GPU type is written: it becomes the value of a node label.
+_GPU_TYPE = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
 #: The planner's look-ahead in slots (policies.grid), kept here so that reading a configuration needs no numpy.
 MAX_SLOTS = 1344
 
@@ -145,12 +149,17 @@ def checked_database_url(url: str) -> str:
 
 
 class PlanningConfig(Section):
-    """``[planning]``: the grid of slots, money, and what is assumed of jobs that do not say."""
+    """``[planning]``: the policy, the grid of slots, money, and what is assumed of jobs that do not say."""
 
+    policy: Annotated[str, AfterValidator(check)] = OURS
     slot_minutes: Literal[5, 15, 30, 60] = 15
     horizon_hours: float = Field(48, gt=0, le=24 * 14)
     currency: Currency = "EUR"
     carbon_price_per_tonne: float = Field(0.0, ge=0)
+    price_weight: float = Field(1.0, ge=0, le=1000)
+    daily_carbon_kg: float = Field(0.0, ge=0)
+    daily_cost: float = Field(0.0, ge=0)
+    late_cost_per_h: float = Field(1000.0, ge=0)
     default_runtime: Duration = "1h"
     default_gpu_power_w: float = Field(400.0, gt=0)
     default_cpu_power_w: float = Field(50.0, ge=0)
@@ -159,8 +168,10 @@ class PlanningConfig(Section):
     move_gb_per_s: float = Field(0.1, gt=0)
     min_chunk: Duration = "15m"
     launch_time: Duration = "10s"
+    runtime_slack: float = Field(0.1, ge=0, le=10)
+    deadline_margin: Duration = "60s"
 
-    _numbers = field_validator("default_runtime", "min_chunk", "launch_time", mode="before")(_number_as_text)
+    _numbers = field_validator("default_runtime", "min_chunk", "launch_time", "deadline_margin", mode="before")(_number_as_text)
 
     @field_validator("slot_minutes", mode="before")
     @classmethod
@@ -186,9 +197,40 @@ class PlanningConfig(Section):
         return parse_duration(self.launch_time)
 
     @property
+    def deadline_margin_s(self) -> float:
+        """``deadline_margin`` in seconds."""
+        return parse_duration(self.deadline_margin)
+
+    @property
     def min_chunk_s(self) -> float:
         """``min_chunk`` in seconds."""
         return parse_duration(self.min_chunk)
+
+
+class TeamConfig(Section):
+    """``[[team]]``: a team's part in the fleet, by the name that jobs give as ``gridshift.team``."""
+
+    name: Name
+    quota_gpus: float | None = Field(None, ge=0)
+    share: float = Field(1.0, gt=0, le=1e6)
+
+    def team(self) -> TeamShare:
+        """As policies see it."""
+        return TeamShare(self.name, self.quota_gpus, self.share)
+
+
+class GpuPoolConfig(Section):
+    """``[[region.gpu_pool]]``: GPUs of one type in a region, on one branch of its power tree. Powers in W at the meter."""
+
+    type: Annotated[str, StringConstraints(pattern=_GPU_TYPE)]
+    gpus: float = Field(gt=0, le=1e6)
+    power_limit_w: float = Field(0.0, ge=0)
+    draw: float = Field(1.0, gt=0, le=100)
+    branch: str = ""
+
+    def pool(self) -> GpuPool:
+        """As policies see it."""
+        return GpuPool(self.type, self.gpus, self.power_limit_w or None, self.draw, self.branch)
 
 
 class RegionConfig(Section):
@@ -210,12 +252,29 @@ class RegionConfig(Section):
     price: list[FeedTable] = []
     carbon: list[FeedTable] = []
     tariff: TariffConfig | None = None
+    gpu_pools: list[GpuPoolConfig] = Field([], alias="gpu_pool")
     timezone: str = ""
 
     @field_validator("timezone")
     @classmethod
     def _known_zone(cls, value: str) -> str:
         return check_zone(value) if value else ""
+
+    @model_validator(mode="after")
+    def _pools_divide_the_gpus(self) -> "RegionConfig":
+        places = [(pool.type, pool.branch) for pool in self.gpu_pools]
+        twice = sorted({place for place in places if places.count(place) > 1})
+        if twice:
+            where = f" on branch {twice[0][1]!r}" if twice[0][1] else ""
+            raise ValueError(f"two gpu_pool tables are for {twice[0][0]!r}{where}; make them one, or name their branches")
+        pooled = sum(pool.gpus for pool in self.gpu_pools)
+        if self.gpu_pools and self.gpus is not None and abs(pooled - self.gpus) > 1e-6:
+            raise ValueError(f"its gpu_pool tables have {pooled:g} GPUs together but gpus is {self.gpus:g}; leave gpus out")
+        return self
+
+    def pools(self) -> tuple[GpuPool, ...]:
+        """Its GPUs by type; empty when they are all alike."""
+        return tuple(pool.pool() for pool in self.gpu_pools)
 
     @model_validator(mode="after")
     def _one_token(self) -> "RegionConfig":

@@ -29,6 +29,8 @@ from dispatcher.regions import Region
 from dispatcher.signal_book import SignalBook
 from dispatcher.store import Attempt, Change, Job, Store
 from policies.decide import decide
+from policies.registry import quota
+from policies.runtimes import Learned
 from policies.world import (
     ENDED,
     PLACED,
@@ -71,6 +73,8 @@ SAY_AGAIN_S = 15.0
 #: Ended jobs that are looked at, the latest, and for how long after their end, to book what was not known then.
 SETTLED_JOBS = 1000
 SETTLED_WITHIN = timedelta(days=3)
+#: Ended jobs, the latest, that run times are learned from when the control plane starts.
+LEARN_FROM = 1000
 #: Wall seconds between two rounds of thinning out old signals.
 THIN_AGAIN_S = 3600.0
 #: So many submissions that cannot be deleted in one go mean that the cluster has a problem.
@@ -160,7 +164,9 @@ class Control:
         self._again_at: dict[str, float] = {}
         self._last_post_at: dict[str, datetime] = {}
         self._jobs: dict[str, Job] = {}
-        self._views: dict[str, tuple[int, JobView]] = {}
+        self._views: dict[str, tuple[tuple[int, float | None], JobView]] = {}
+        self._runtimes = Learned()
+        self._quota = quota(self.settings.policy)
         self._attempts: dict[str, Attempt] = {}
         self._seq = 0
         self._plan: Plan | None = None
@@ -208,6 +214,8 @@ class Control:
         for attempt in self.store.live_attempts():
             if attempt.accepted_at is not None and attempt.region in self.regions:
                 self._logs.watch(attempt)
+        for job in reversed(self.store.ray_jobs(LEARN_FROM)):
+            self._learn(job)
 
     # --- one tick -------------------------------------------------------------------------------------------------
 
@@ -243,6 +251,8 @@ class Control:
             if before is None or before.state is not job.state or before.held is not job.held:
                 self._plan_wanted = True  # work or room came or went
             if job.state in ENDED:
+                if before is not None:
+                    self._learn(job)
                 self._jobs.pop(job.id, None)
                 self._views.pop(job.id, None)
                 self._said_at.pop(job.id, None)
@@ -255,6 +265,24 @@ class Control:
         for sid in gone:
             self._forget(sid)
         self._seq = seq  # last: what could not be read is read again
+
+    def _learn(self, job: Job) -> None:
+        """Take in how long a job ran that has succeeded; its group's next jobs will hardly run for longer."""
+        if job.state is not JobState.SUCCEEDED or job.flex.group is None or job.finished_at is None:
+            return
+        started_at = job.started_at
+        if job.attempt > 1:  # its last attempt went on from its last durable progress
+            last = max(self.store.attempts(job.id), key=lambda attempt: attempt.attempt, default=None)
+            started_at = last.started_at if last is not None else None
+        if started_at is not None and started_at <= job.finished_at:
+            self._runtimes.note(job.flex.group, job.progress_s + (job.finished_at - started_at).total_seconds())
+
+    def _learned_s(self, job: Job) -> float | None:
+        """The run time learned for a job whose owner gave none; None where its group has not told enough yet."""
+        if job.flex.runtime_given or job.flex.group is None:
+            return None
+        learned = self._runtimes.of(job.flex.group)
+        return learned.for_job(job.flex.deadline_at is not None) if learned is not None else None
 
     def _changes_from_pictures(self, now: datetime) -> list[Change]:
         """What the last pictures of the regions mean for the jobs placed there. What goes wrong with one holds up no other."""
@@ -330,27 +358,39 @@ class Control:
     def _build_world(self, now: datetime) -> World:
         views = []
         for job in self._jobs.values():
+            key = (job.seq, self._learned_s(job))
             cached = self._views.get(job.id)
-            if cached is None or cached[0] != job.seq:
-                cached = (job.seq, view_of(job))
+            if cached is None or cached[0] != key:
+                attempt = self._attempts.get(job.id) if job.state in PLACED else None
+                cached = (key, view_of(job, key[1], attempt.gpu_type if attempt is not None else None))
                 self._views[job.id] = cached
             views.append(cached[1])
+        regions = tuple(self._region_view(region) for region in self.regions.values())
         return World(
             now=now,
             jobs=tuple(views),
-            regions=tuple(self._region_view(region) for region in self.regions.values()),
+            regions=regions,
             budgets=self._budgets(now),
             shifts=self._shift_windows(now),
             settings=self.settings,
             plan=self._plan,
+            gates=self._gates(regions, now),
         )
+
+    def _gates(self, regions: Sequence[RegionView], now: datetime) -> dict[str, float]:
+        """The GPUs that the configured policy's quota leaves to flexible work in each region now."""
+        if self._quota is None:
+            return {}
+        gates = {view.name: self._quota.gate(view, now) for view in regions}
+        return {name: gate for name, gate in gates.items() if gate is not None}
 
     def _region_view(self, region: Region) -> RegionView:
         config = region.config
+        pools = config.pools()
         return RegionView(
             name=region.name,
             reachable=region.reachable(),
-            gpus=region.gpus(),
+            gpus=sum(pool.gpus for pool in pools) if pools else region.gpus(),
             max_jobs=config.max_jobs,
             power_limit_w=config.power_limit_w or None,
             price=self.book.series(region.name, "price"),
@@ -360,6 +400,8 @@ class Control:
             pue=config.pue,
             carbon_kind=f"carbon_{config.carbon_signal}",
             demand=self._demand.get(region.name, ()),
+            pools=pools,
+            reserved=(),  # headroom for interactive serving: nothing declares any yet
         )
 
     def _note_draws(self, now: datetime) -> None:
@@ -414,7 +456,7 @@ class Control:
             if isinstance(action, Launch):
                 if launching[action.region] < MAX_LAUNCHING:
                     launching[action.region] += 1
-                    changes.append(launch_change(job, action.region, action.reason, now))
+                    changes.append(launch_change(job, action.region, action.reason, now, action.gpu_type))
             elif isinstance(action, AskCheckpoint):
                 fields = {"pause_requested_at": now, "checkpoint_saved_at": None}
                 changes.append(_change(job, now, "state", action.reason, to=JobState.PAUSING, fields=fields))
@@ -442,7 +484,7 @@ class Control:
 
     def _said_lately(self, job: Job) -> bool:
         """Whether a waiting job got a new sentence moments ago: figures in it move all the time, and each is a row."""
-        if self._wall() - self._said_at.get(job.id, float("-inf")) < SAY_AGAIN_S and job.reason != "submitted":
+        if self._wall() - self._said_at.get(job.id, float("-inf")) < SAY_AGAIN_S and not job.reason.startswith("submitted"):
             return True
         self._said_at[job.id] = self._wall()
         return False
@@ -616,7 +658,7 @@ class Control:
         committed; all others wait for the next tick. Thread-safe."""
         region = self._express_region(job)
         if region is None:
-            future = self.store.add_job(job, "submitted")
+            future = self.store.add_job(job, job.reason or "submitted")
             future.add_done_callback(lambda done: self.nudge() if done.exception() is None else None)
             return future
         attempt = Attempt(job.id, 1, region, submission_id(job.id, 1), launched_at=job.submitted_at)
@@ -750,9 +792,9 @@ class Control:
                 )
                 raised[key] = AlarmStatus(key, attempt.region, sentence, now)
         late = [p.job_id for p in self._plan.placements.values() if p.late_s > 0] if self._plan is not None else []
-        late = [job_id for job_id in late if job_id in self._jobs]
+        late = sorted({job_id for job_id in late if job_id in self._jobs} | self._running_late(now))
         if late:
-            named = ", ".join(sorted(late)[:5]) + (f" and {len(late) - 5} more" if len(late) > 5 else "")
+            named = ", ".join(late[:5]) + (f" and {len(late) - 5} more" if len(late) > 5 else "")
             sentence = f"{len(late)} cannot end by their deadlines any more as things stand: {named}"
             raised["late"] = AlarmStatus("late", None, sentence, now)
         for job_id, sentence in self._refused.items():
@@ -768,6 +810,18 @@ class Control:
             key: replace(alarm, since=self._alarms[key].since) if key in self._alarms else alarm
             for key, alarm in raised.items()
         }
+
+    def _running_late(self, now: datetime) -> set[str]:
+        """Placed jobs that will end after their deadlines, as expected: the plan has no word of those that it cannot move."""
+        late = set()
+        for job_id in self._attempts:
+            view = self._views[job_id][1] if job_id in self._views else None
+            if view is None or view.flex.deadline_at is None or view.cancel_requested or view.state not in PLACED:
+                continue
+            end = (view.run_started_at or now) + timedelta(seconds=view.remaining_s)
+            if max(end, now) > view.flex.deadline_at:
+                late.add(job_id)
+        return late
 
     def snapshot(self) -> Snapshot:
         """The last world and what was observed. Thread-safe: it reads values that are replaced, never changed."""
@@ -846,10 +900,10 @@ def _change(
     )
 
 
-def launch_change(job: Job, region: str, reason: str, now: datetime) -> Change:
-    """The change that starts the next attempt of ``job`` in ``region``."""
+def launch_change(job: Job, region: str, reason: str, now: datetime, gpu_type: str | None = None) -> Change:
+    """The change that starts the next attempt of ``job`` in ``region``, on GPUs of ``gpu_type`` (None: any)."""
     number = job.attempt + 1
-    attempt = Attempt(job.id, number, region, submission_id(job.id, number), launched_at=now)
+    attempt = Attempt(job.id, number, region, submission_id(job.id, number), launched_at=now, gpu_type=gpu_type)
     fields = {"attempt": number, "region": region, "not_before_at": None, "run_started_at": None}
     return Change(
         job_id=job.id,
@@ -865,16 +919,18 @@ def launch_change(job: Job, region: str, reason: str, now: datetime) -> Change:
     )
 
 
-def view_of(job: Job) -> JobView:
-    """What policies see of a job."""
-    least_s = min(60.0, 0.1 * job.flex.runtime_s)
+def view_of(job: Job, learned_s: float | None = None, gpu_type: str | None = None) -> JobView:
+    """What policies see of a job. ``learned_s`` is the run time that its group's earlier jobs tell where its owner gave none,
+    ``gpu_type`` what its live attempt runs on."""
+    flex = job.flex if learned_s is None else replace(job.flex, runtime_s=max(learned_s, 1.0))
+    least_s = min(60.0, 0.1 * flex.runtime_s)
     return JobView(
         id=job.id,
         state=job.state,
         state_since=job.state_since,
         submitted_at=job.submitted_at,
-        flex=job.flex,
-        remaining_s=max(job.flex.runtime_s - job.progress_s, least_s),
+        flex=flex,
+        remaining_s=max(flex.runtime_s - job.progress_s, least_s),
         region=job.region,
         run_started_at=job.run_started_at,
         attempt=job.attempt,
@@ -888,4 +944,5 @@ def view_of(job: Job) -> JobView:
         reason=job.reason,
         planned_region=job.planned_region,
         planned_start_at=job.planned_start_at,
+        gpu_type=gpu_type,
     )

@@ -11,6 +11,8 @@ from dispatcher.clusters import Submission
 from dispatcher.store import Attempt, Job
 from policies.world import Pausable
 
+#: The node label under which Ray keeps the type of a node's GPUs.
+ACCELERATOR_TYPE = "ray.io/accelerator-type"
 #: Ray kills a stopped entrypoint after 3 s by default, too soon for a checkpoint on cancel; it obeys this variable.
 STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
 MAX_STOP_WAIT_S = 300
@@ -34,7 +36,8 @@ def submission_id(job_id: str, attempt: int) -> str:
 
 def submission_for(job: Job, attempt: Attempt, env: JobEnvironment) -> Submission:
     """The body to POST for ``attempt``. The user's runtime_env is kept; our variables are added to its ``env_vars``, and for
-    checkpoint jobs the in-job helpers to its ``py_modules`` so that the cluster need not have gridshift installed."""
+    checkpoint jobs the in-job helpers to its ``py_modules`` so that the cluster need not have gridshift installed. An attempt
+    that was sent to a type of GPU asks Ray for nodes with it, unless the job's own label selector says which it wants."""
     runtime_env: dict[str, Any] = dict(job.request.runtime_env)
     ours = {
         "GRIDSHIFT_JOB_ID": job.id,
@@ -52,6 +55,9 @@ def submission_for(job: Job, attempt: Attempt, env: JobEnvironment) -> Submissio
             runtime_env["py_modules"] = [*(runtime_env.get("py_modules") or []), env.helper_uri]
     runtime_env["env_vars"] = {**stop_wait, **user_vars, **ours}
     request = job.request
+    selector = request.entrypoint_label_selector
+    if attempt.gpu_type is not None:
+        selector = {ACCELERATOR_TYPE: attempt.gpu_type, **(selector or {})}
     return Submission(
         submission_id=attempt.submission_id,
         entrypoint=request.entrypoint,
@@ -61,5 +67,5 @@ def submission_for(job: Job, attempt: Attempt, env: JobEnvironment) -> Submissio
         entrypoint_num_gpus=request.entrypoint_num_gpus,
         entrypoint_memory=request.entrypoint_memory,
         entrypoint_resources=request.entrypoint_resources,
-        entrypoint_label_selector=request.entrypoint_label_selector,
+        entrypoint_label_selector=selector,
     )

@@ -1,4 +1,4 @@
-"""What the command line shows to people: tables and a chart of the plan, made from the JSON of the HTTP API.
+"""What the command line shows to people: tables and what charts are made of, from the JSON of the HTTP API.
 
 It knows nothing of HTTP, files or the present: everything it shows is in what it is given. Times are shown in UTC.
 """
@@ -24,7 +24,6 @@ STATE_STYLES = {
     "failed": "bold red",
     "cancelled": "dim",
 }
-_REGION_STYLES = ("green", "cyan", "magenta", "yellow", "blue", "bright_red")
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _PLAIN_WIDTH = 160  # where no terminal says how wide it is
 
@@ -131,6 +130,7 @@ def job_view(job: Json) -> RenderableType:
                 ("job", job["id"]),
                 ("state", state_cell(job["state"])),
                 ("why", job.get("reason")),
+                ("warning", job.get("warning")),
                 ("entrypoint", job.get("entrypoint")),
                 ("region", job.get("region")),
                 ("attempt", job.get("attempt") or None),
@@ -140,6 +140,7 @@ def job_view(job: Json) -> RenderableType:
                 ("finished", when(job.get("finished_at"))),
                 ("earliest", when(job.get("earliest_at"))),
                 ("deadline", when(job.get("deadline_at"))),
+                ("late by", span(job.get("late_s")) if job.get("late_s") else None),
                 ("run time", span(job.get("runtime_s"))),
                 ("remaining", span(job.get("remaining_s"))),
                 ("GPUs", job.get("gpus")),
@@ -263,35 +264,7 @@ def savings_view(savings: Json) -> RenderableType:
     return Group(*lines, *(Text(f"note: {clean(caveat)}", style="dim") for caveat in savings.get("caveats") or ()))
 
 
-def explanation(told: Json) -> RenderableType:
-    """Why a job is planned when and where it is."""
-    job, placement = told["job"], told.get("placement")
-    parts: list[RenderableType] = [Text.assemble(clean(job["id"]), " is ", state_cell(job["state"])), Text(clean(told["why"]))]
-    if placement:
-        intervals = ", ".join(f"{when(s)} to {when(e)}" for s, e in placement["intervals"])
-        parts.append(
-            facts(
-                [
-                    ("where", placement["region"]),
-                    ("when (UTC)", intervals),
-                    ("cost", number(placement.get("cost"), 4)),
-                    ("cost if run now", number(placement.get("run_now_cost"), 4)),
-                    ("energy", number(placement.get("energy_kwh"), 3, "kWh")),
-                    ("carbon", number(placement.get("carbon_kg"), 3, "kg CO2e")),
-                    ("late", span(placement["late_s"]) if placement.get("late_s") else None),
-                ]
-            )
-        )
-    if told.get("alternatives"):
-        made = table("instead in", "from", "cost", "why not", right=["cost"])
-        for other in told["alternatives"]:
-            cost = number(other.get("cost"), 4)
-            made.add_row(cell(other["region"]), cell(when(other["start_at"])), cell(cost), cell(other["why_not"]))
-        parts += [Text(), made]
-    return Group(*parts)
-
-
-# --- the plan as a chart --------------------------------------------------------------------------------------------
+# --- time as columns -----------------------------------------------------------------------------------------------
 
 
 class Axis:
@@ -339,71 +312,3 @@ def sampled(signal: Json, axis: Axis) -> list[float | None]:
         known = [v for i in range(max(first, 0), min(last + 1, len(values))) if (v := values[i]) is not None]
         out.append(sum(known) / len(known) if known else None)
     return out
-
-
-def gantt(plan: Json, jobs: Mapping[str, Json], signals: Sequence[Json], width: int) -> RenderableType:
-    """The plan: a bar a job over time, coloured by region, "|" at its deadline, and each region's signals above."""
-    placements = sorted(plan["placements"], key=lambda p: (p["intervals"][0][0] if p["intervals"] else "", p["job_id"]))
-    made_at, horizon = time_of(plan["made_at"]), time_of(plan["horizon_end"])
-    if made_at is None or horizon is None:
-        raise ValueError("a plan has made_at and horizon_end")
-    deadlines = {p["job_id"]: time_of(jobs.get(p["job_id"], {}).get("deadline_at")) for p in placements}
-    ends = [time_of(end) for p in placements for _, end in p["intervals"]] + list(deadlines.values())
-    wanted = max([made_at + timedelta(hours=6), *(end for end in ends if end is not None)])
-    label = max([12, *(len(p["job_id"]) for p in placements), *(len(s["region"]) + 7 for s in signals)])
-    label = min(label, max(12, width // 4))
-    tail = max([8, *(len(p["region"]) for p in placements), *(len(_range(s)) for s in signals)])
-    axis = Axis(made_at, min(horizon, wanted + timedelta(seconds=plan["slot_s"])), width - label - tail - 2)
-
-    rows: list[RenderableType] = [Text(_headline(plan, made_at))]
-    for signal in signals:
-        known = [v for v in signal["values"] if v is not None]
-        line = sparkline(sampled(signal, axis), min(known), max(known)) if known else "·" * axis.width
-        rows.append(_row(f"{signal['region']} {signal['kind']}", Text(line, style="cyan"), _range(signal), label))
-    rows.append(_row("", axis.ticks(), "", label))
-    colours = {
-        name: _REGION_STYLES[i % len(_REGION_STYLES)] for i, name in enumerate(sorted({p["region"] for p in placements}))
-    }
-    for placement in placements:
-        bar = Text(" " * axis.width)
-        for begin, end in placement["intervals"]:
-            first, last = axis.column(_known(begin)), math.ceil((_known(end) - axis.start) / axis.step)
-            first, last = max(0, first), min(axis.width, max(last, first + 1))
-            bar = bar[:first] + Text("█" * (last - first), style=colours[placement["region"]]) + bar[max(last, first) :]
-        deadline = deadlines[placement["job_id"]]
-        if deadline is not None and 0 <= (column := axis.column(deadline)) < axis.width:
-            late = bool(placement.get("late_s"))
-            bar = bar[:column] + Text("|", style="bold red" if late else "bold") + bar[column + 1 :]
-        rows.append(_row(placement["job_id"], bar, placement["region"], label))
-    if not placements:
-        rows.append(Text("nothing is planned"))
-    rows += [Text(f"{clean(name)}: not placed: {clean(why)}", style="yellow") for name, why in plan["unplaced"].items()]
-    return Group(*rows)
-
-
-def _known(text: str) -> datetime:
-    at = time_of(text)
-    if at is None:
-        raise ValueError(f"{text!r} is not a time")
-    return at
-
-
-def _row(name: str, chart: Text, tail: str, label: int) -> Text:
-    name = clean(name)
-    shown = name if len(name) <= label else name[: label - 1] + "…"
-    return Text(f"{shown:<{label}} ", no_wrap=True, overflow="crop") + chart + Text(f" {clean(tail)}".rstrip())
-
-
-def _range(signal: Json) -> str:
-    known = [v for v in signal["values"] if v is not None]
-    return f"{min(known):.0f}..{max(known):.0f} {signal['unit']}" if known else "unknown"
-
-
-def _headline(plan: Json, made_at: datetime) -> str:
-    money = plan.get("currency", "")
-    parts = [f"plan of {made_at:%Y-%m-%d %H:%M} UTC", f"objective {number(plan.get('objective'), 2, money)}"]
-    if plan.get("bound") is not None:
-        parts.append(f"proven lower bound {number(plan['bound'], 2, money)}")
-    if plan.get("gap") is not None:
-        parts.append(f"gap {plan['gap']:.1%}")
-    return clean(", ".join(parts) + '; times UTC, "|" is a deadline')

@@ -26,7 +26,8 @@ import uvicorn
 import uvloop
 
 from dispatcher.api.app import create_app
-from dispatcher.api.patience import PatientProtocol, allow_many_files
+from dispatcher.api.intake import IntakeProtocol
+from dispatcher.api.patience import allow_many_files
 from dispatcher.api.services import Snapshot
 from dispatcher.clock import Clock, ReplayClock, SystemClock
 from dispatcher.clusters.ray_http import RayCluster
@@ -316,7 +317,7 @@ async def _serve(
             log_level="warning",
             access_log=False,
             server_header=False,
-            http=PatientProtocol,
+            http=IntakeProtocol,
             proxy_headers=False,  # nothing here goes by a caller's address, and anyone can write those headers
             timeout_graceful_shutdown=5,
             ws_max_size=1 << 20,

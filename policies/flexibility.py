@@ -12,12 +12,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from policies.durations import MAX_S, parse_duration
+from policies.sentences import hhmm, span
 from policies.world import Flexibility, Pausable
 
 PREFIX = "gridshift."
 TIERS = ("flex-0", "flex-1", "flex-2", "flex-3")
 
-__all__ = ["FlexibilityDefaults", "FlexibilityError", "Problem", "parse_duration", "parse_flexibility", "unreachable_deadline"]
+__all__ = ["FlexibilityDefaults", "FlexibilityError", "Problem", "deadline_warning", "parse_duration", "parse_flexibility"]
 
 
 class Problem(NamedTuple):
@@ -292,13 +293,21 @@ def _contradictions(flex: Flexibility, reader: _Reader, now: datetime) -> None:
         reader.problem("deadline", f"has passed already; it is {now.isoformat(timespec='seconds')}")
     elif flex.earliest_at is not None and flex.earliest_at >= deadline:
         reader.problem("earliest", f"must be before the deadline {deadline.isoformat(timespec='seconds')}")
-    elif flex.runtime_given and unreachable_deadline(flex, now):
-        window_s = (deadline - max(now, flex.earliest_at or now)).total_seconds()
-        reader.problem("runtime", f"does not fit: {window_s:.0f} s are left until the deadline; give a later deadline")
 
 
-def unreachable_deadline(flex: Flexibility, now: datetime) -> bool:
-    """Whether the job cannot end by its deadline even if it starts as soon as it may."""
-    if flex.deadline_at is None:
-        return False
-    return max(now, flex.earliest_at or now) + timedelta(seconds=flex.runtime_s) > flex.deadline_at
+def deadline_warning(flex: Flexibility, submitted_at: datetime) -> str | None:
+    """What is to be said of a job that cannot end by its deadline even if it starts as soon as it may; None for others. It is
+    taken all the same, runs at once and counts as late."""
+    deadline = flex.deadline_at
+    if deadline is None or (flex.group is not None and not flex.runtime_given):
+        return None  # what is assumed of a group's job gives way to what is learned of the group
+    first = max(submitted_at, flex.earliest_at or submitted_at)
+    left_s = (deadline - first).total_seconds()
+    if flex.runtime_s <= left_s:
+        return None
+    run = "its run time" if flex.runtime_given else "the run time that is assumed of it"
+    start = "at once" if first == submitted_at else "as soon as it may"
+    return (
+        f"cannot end by its deadline {hhmm(deadline)}: {run} is {span(flex.runtime_s)} and {span(left_s)} are left; "
+        f"it starts {start} and counts as late, give a later deadline or a shorter run time if that is wrong"
+    )

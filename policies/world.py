@@ -80,7 +80,8 @@ class JobView:
     ``remaining_s`` is expected run time still to do at the last durable progress (full run time when never started).
     ``run_started_at`` is when the current attempt began to run (None when it is not running).
     ``region`` is where the current or last attempt ran. ``held`` means its owner paused it. ``checkpoint_misses`` counts
-    checkpoint requests that the job left unanswered, ``last_pause_asked_at`` when the last one was made.
+    checkpoint requests that the job left unanswered, ``last_pause_asked_at`` when the last one was made. A placed job runs on
+    ``gpu_type`` (None: any, or not known) under the power cap ``cap`` (1: none).
     """
 
     id: str
@@ -102,6 +103,8 @@ class JobView:
     reason: str = ""
     planned_region: str | None = None
     planned_start_at: datetime | None = None
+    gpu_type: str | None = None
+    cap: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +122,39 @@ class DemandCharge:
 
 
 @dataclass(frozen=True, slots=True)
+class CapPoint:
+    """A power cap that a region's GPUs can be given: ``cap`` is a fraction of their default limit, ``draw`` and ``speed`` are
+    the mean draw and the throughput expected under it, relative to running without a cap."""
+
+    cap: float
+    draw: float
+    speed: float
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPool:
+    """GPUs of one type in a region, on one branch of its power tree: ``gpus`` of them, together within ``power_limit_w`` (W at
+    the meter; None: only the site's limit counts). ``draw`` is what a job draws on them relative to what it states."""
+
+    gpu_type: str
+    gpus: float
+    power_limit_w: float | None = None
+    draw: float = 1.0
+    branch: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """GPUs and W (at the meter) that batch leaves alone over ``[start, end)``: headroom for interactive serving."""
+
+    start: datetime
+    end: datetime
+    gpus: float
+    power_w: float
+    reason: str = "kept for serving"
+
+
+@dataclass(frozen=True, slots=True)
 class RegionView:
     """One region as policies see it.
 
@@ -127,7 +163,8 @@ class RegionView:
     jobs placed at once (None: no bound). ``power_limit_w`` is the standing site limit in W (None: none). ``price`` is in
     ``currency``/MWh, ``carbon`` in gCO2e/kWh; each is None when the region has no such signal. ``fx`` converts one unit of
     ``currency`` into the planning currency. ``bypass_w`` is draw that does not come from gridshift's jobs. ``demand`` has the
-    months of a demand charge, empty when the site has none.
+    months of a demand charge, empty when the site has none. ``pools`` divide ``gpus`` by type (empty: all are alike), ``caps``
+    are the power caps that can be set there besides none at all, ``reserved`` is what batch leaves to serving.
     """
 
     name: str
@@ -144,6 +181,19 @@ class RegionView:
     bypass_w: float = 0.0
     note: str = ""
     demand: tuple[DemandCharge, ...] = ()
+    pools: tuple[GpuPool, ...] = ()
+    caps: tuple[CapPoint, ...] = ()
+    reserved: tuple[Reserved, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TeamShare:
+    """A team's part in the fleet: never more than ``quota_gpus`` at once (None: no bound); where jobs compete, the team with
+    the least GPU time a unit of ``share`` goes first."""
+
+    name: str
+    quota_gpus: float | None = None
+    share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +223,11 @@ class ShiftWindow:
 class Settings:
     """What the operator set for planning. ``carbon_price`` is planning currency per tonne CO2e; ``move_cost_per_gb`` is
     planning currency per GB; ``move_gb_per_s`` is the transfer rate assumed between regions; ``launch_s`` is the time from a
-    launch until the job runs, ``runtime_slack`` the share of a run time that may be added by its being an estimate."""
+    launch until the job runs, ``runtime_slack`` the share of a run time that may be added by its being an estimate.
+
+    ``policy`` is a name of policies.registry. ``price_weight`` weighs money against carbon in the objective: 0 plans by carbon
+    alone. ``daily_carbon_kg`` and ``daily_cost`` (planning currency) are hard budgets of all regions together for each UTC day,
+    None without one."""
 
     slot_s: int = 900
     horizon_s: int = 48 * 3600
@@ -188,6 +242,11 @@ class Settings:
     checkpoint_retry_s: float = 600.0
     deadline_margin_s: float = 60.0
     launch_s: float = 10.0
+    policy: str = "gridshift"
+    price_weight: float = 1.0
+    daily_carbon_kg: float | None = None
+    daily_cost: float | None = None
+    teams: tuple[TeamShare, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +262,8 @@ class Alternative:
 @dataclass(frozen=True, slots=True)
 class Placement:
     """When and where the plan would run a job. ``cost`` is energy, carbon at its price, moving and restarting, in the
-    planning currency (None when no price is known); ``run_now_cost`` is the same for starting at once."""
+    planning currency (None when no price is known); ``run_now_cost`` is the same for starting at once. ``cap`` is the power cap
+    it would run under (1: none), ``gpu_type`` the pool it was given (None: any)."""
 
     job_id: str
     region: str
@@ -215,6 +275,8 @@ class Placement:
     reason: str
     run_now_cost: float | None = None
     alternatives: tuple[Alternative, ...] = ()
+    cap: float = 1.0
+    gpu_type: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +310,8 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Everything a decision may look at, as known at ``now``."""
+    """Everything a decision may look at, as known at ``now``. ``gates`` bound the GPUs that flexible work may use in a region
+    now (Policy.gate); a region without an entry has no such bound."""
 
     now: datetime
     jobs: tuple[JobView, ...]
@@ -257,6 +320,7 @@ class World:
     shifts: tuple[ShiftWindow, ...] = ()
     settings: Settings = Settings()
     plan: Plan | None = None
+    gates: Mapping[str, float] = field(default_factory=dict)
 
 
 # --- actions: small values that the dispatcher performs, each with its sentence -----------------------------------
@@ -264,11 +328,14 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Start a queued or paused job in ``region`` now."""
+    """Start a queued or paused job in ``region`` now, on GPUs of ``gpu_type`` (None: any), under the power cap ``cap`` (1:
+    none)."""
 
     job_id: str
     region: str
     reason: str
+    gpu_type: str | None = None
+    cap: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

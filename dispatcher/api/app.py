@@ -16,7 +16,8 @@ from dispatcher.api.answers import Handler, Refused, error_response, guarded
 from dispatcher.api.auth import Auth
 from dispatcher.api.grid_events import GridEvents
 from dispatcher.api.health import Health, healthz
-from dispatcher.api.limits import BodyLimit
+from dispatcher.api.intake import Express
+from dispatcher.api.limits import BodyLimit, body_bytes
 from dispatcher.api.ray_jobs import SUBMIT_PATHS, RayJobs
 from dispatcher.api.self_service import SelfService
 from dispatcher.api.services import Services
@@ -94,7 +95,9 @@ def create_app(services: Services) -> ASGIApp:
     app.router.routes[:0] = ray_jobs.routes()
     app.add_exception_handler(HTTPException, _unknown)
     # Who may call is asked first: a stranger's body is not even looked at.
-    return Auth(BodyLimit(Intake(app, ray_jobs.submit), services.config), services)
+    auth = Auth(BodyLimit(Intake(app, ray_jobs.submit), services.config), services)
+    auth.express = Express(auth, ray_jobs, body_bytes(services.config))
+    return auth
 
 
 def _add(router: APIRouter, method: str, path: str, handler: Handler, tag: str) -> None:

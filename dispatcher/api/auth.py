@@ -10,7 +10,8 @@ import hmac
 import ipaddress
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import urlsplit
 
@@ -29,6 +30,8 @@ FORGET_S = 30.0
 #: Paths that need no token: they say nothing, or have credentials of their own.
 _OPEN = ("/healthz", "/readyz")
 _OWN_CREDENTIALS = ("/v1/webhooks/", "/v1/self")
+#: What browsers send and Ray's clients do not: it needs the long look.
+_OF_BROWSERS = (b"origin", b"sec-fetch-site", b"cookie")
 _COOKIE = "ray-authentication-token"
 
 
@@ -79,14 +82,21 @@ def host_of(value: str) -> str:
         return ""
 
 
+# Clients name the same few hosts again and again.
+_known_host, _is_loopback = lru_cache(64)(host_of), lru_cache(64)(is_loopback)
+
+
 class Auth:
     """ASGI middleware that lets a request pass or answers it 401 (token), 403 (foreign page) or 421 (foreign host name)."""
 
     def __init__(self, app: ASGIApp, services: Services) -> None:
         self._app, self._services = app, services
+        #: The way of its own for submissions (see dispatcher.api.intake), for a server that knows it.
+        self.express: object | None = None
         self._hashes: frozenset[str] | None = None
         self._read_at = float("-inf")
         self._lock = asyncio.Lock()
+        self._reading: asyncio.Task[None] | None = None
         server = services.config.server
         self._loopback_only = server.is_loopback
         self._public = urlsplit(server.public_url).netloc.lower() if server.public_url else ""
@@ -116,6 +126,37 @@ class Auth:
             return error_response(path, error)
         return None
 
+    def passes(self, headers: Mapping[bytes, bytes]) -> bool:
+        """Whether a request with these headers (each at most once) may surely pass, told without waiting. False means only that
+        it must be looked at in the usual way."""
+        if any(name in headers for name in _OF_BROWSERS) or self._hashes is None or not self._is_fresh():
+            return False
+        if self._age_s() > REMEMBER_S / 2 and self._reading is None:
+            # Read again before the old ones are too old: otherwise every now and then everybody waits for them.
+            self._reading = asyncio.get_running_loop().create_task(self._read_early())
+        if self._hashes or not self._loopback_only:
+            try:
+                _check_token(Headers(raw=list(headers.items())), self._hashes)
+            except Refused:
+                return False
+            return True
+        host = headers.get(b"host")
+        return host is not None and self._is_here(host.decode("latin-1"))
+
+    async def _read_early(self) -> None:
+        try:
+            await self._read()
+        except StoreUnavailable:
+            pass  # whoever needs them when they are too old learns of it
+        finally:
+            self._reading = None
+
+    def _age_s(self) -> float:
+        return time.monotonic() - self._read_at
+
+    def _is_fresh(self) -> bool:
+        return self._age_s() < REMEMBER_S
+
     def _check_page(self, headers: Headers) -> None:
         """Refuse what a page of another origin makes a browser send: it would ride on the browser's cookie or position."""
         origin = headers.get("origin")
@@ -128,28 +169,36 @@ class Auth:
 
     def _check_host(self, headers: Headers) -> None:
         """Without tokens: refuse names that do not mean this machine, or a page could point its own name at us."""
-        host = host_of(headers.get("host", ""))
-        if not is_loopback(host) and host not in self._hosts:
+        if not self._is_here(headers.get("host", "")):
+            host = host_of(headers.get("host", ""))
             raise Refused(
                 421,
                 f"this control plane has no API tokens and so answers only as localhost or 127.0.0.1, not as {host[:100]!r}; "
                 "use that address, set server.public_url, or create a token with 'gridshift tokens create NAME'",
             )
 
+    def _is_here(self, named: str) -> bool:
+        host = _known_host(named)
+        return _is_loopback(host) or host in self._hosts
+
     async def _tokens(self) -> frozenset[str]:
-        if time.monotonic() - self._read_at < REMEMBER_S and self._hashes is not None:
+        if self._hashes is not None and self._is_fresh():
             return self._hashes
         async with self._lock:
-            now = time.monotonic()
-            if now - self._read_at < REMEMBER_S and self._hashes is not None:
+            if self._hashes is not None and self._is_fresh():
                 return self._hashes
             try:
-                self._hashes = frozenset(token.sha256 for token in await in_thread(self._services.store.tokens))
-                self._read_at = now
+                return await self._read()
             except StoreUnavailable:
-                if self._hashes is None or now - self._read_at > FORGET_S:
+                if self._hashes is None or self._age_s() > FORGET_S:
                     raise
             return self._hashes
+
+    async def _read(self) -> frozenset[str]:
+        now = time.monotonic()
+        self._hashes = frozenset(token.sha256 for token in await in_thread(self._services.store.tokens))
+        self._read_at = now
+        return self._hashes
 
 
 def _check_token(headers: Headers, hashes: Iterable[str]) -> None:

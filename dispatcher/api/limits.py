@@ -12,13 +12,18 @@ from dispatcher.config import Config
 WEBHOOK_BYTES = 64 * 1024
 
 
+def body_bytes(config: Config) -> int:
+    """The most that a body may have where nothing else is said."""
+    return int(config.server.max_body_mb * 1e6)
+
+
 class BodyLimit:
     """ASGI middleware. A body that is too large is not read on; the server discards the rest, so that a client which sends
     first and reads later still learns why."""
 
     def __init__(self, app: ASGIApp, config: Config) -> None:
         self._app = app
-        self._default = int(config.server.max_body_mb * 1e6)
+        self._default = body_bytes(config)
         self._package = int(config.server.max_package_mb * 1e6)
 
     def _limit(self, path: str) -> tuple[int, str]:

@@ -6,6 +6,7 @@ Ray's client shows them. It writes intents only and asks no cluster.
 
 import asyncio
 import contextlib
+from concurrent.futures import Future
 from importlib import metadata
 from typing import Any
 
@@ -116,19 +117,34 @@ class RayJobs:
 
     async def admit(self, body: bytes) -> Job:
         """Parse, check and durably store a submission. Raises BadInput, AlreadyExists or StoreUnavailable."""
+        job_id, future = self.begin(body)
+        with contextlib.suppress(GridshiftError):
+            await asyncio.wrap_future(future)
+        return self.end(job_id, future)
+
+    def begin(self, body: bytes) -> "tuple[str, Future[Job]]":
+        """Parse and check a submission and put it in line; ``end`` knows what its Future means. Raises BadInput."""
         try:
             job = job_from_body(body, self._services, self._services.clock.now())
-            stored = await asyncio.wrap_future(self._services.admit(job))
+            return job.id, self._services.admit(job)
+        except GridshiftError:
+            self._refused.inc()
+            raise
+
+    def end(self, job_id: str, done: "Future[Job]") -> Job:
+        """The job, durably stored. Raises AlreadyExists, with Ray's own words, BadInput or StoreUnavailable."""
+        try:
+            job = done.result()
         except AlreadyExists:
             self._refused.inc()
             raise AlreadyExists(
-                f"Job with submission_id {job.id} already exists. Please use a different submission_id."
+                f"Job with submission_id {job_id} already exists. Please use a different submission_id."
             ) from None
         except GridshiftError:
             self._refused.inc()
             raise
         self._accepted.inc()
-        return stored
+        return job
 
     async def list(self, request: Request) -> Response:
         """Every active job and the latest ended ones, newest first, as a bare array."""

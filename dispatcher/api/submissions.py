@@ -16,7 +16,7 @@ from dispatcher.config import Config
 from dispatcher.errors import BadInput
 from dispatcher.packages import package_names
 from dispatcher.store import Job, Request
-from policies.flexibility import FlexibilityDefaults, FlexibilityError, parse_flexibility
+from policies.flexibility import FlexibilityDefaults, FlexibilityError, deadline_warning, parse_flexibility
 from policies.world import Flexibility, JobState
 
 JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
@@ -58,14 +58,16 @@ def job_from_body(body: bytes, services: Services, now: datetime) -> Job:
     if problems:
         raise BadInput(problems)
     _check_packages(request.runtime_env, services)
+    flex = _flexibility(request, services.config, now)
+    warning = deadline_warning(flex, now)
     return Job(
         id=job_id or new_job_id(),
         request=request,
-        flex=_flexibility(request, services.config, now),
+        flex=flex,
         state=JobState.QUEUED,
         state_since=now,
         submitted_at=now,
-        reason="submitted",
+        reason="submitted" if warning is None else f"submitted; warning: it {warning}",
     )
 
 

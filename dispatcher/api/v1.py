@@ -125,14 +125,20 @@ class V1:
     async def plan_of_job(self, request: Request) -> Response:
         """When and where a job will run, why, and what else was considered."""
         job = await in_thread(intents.visible_job, self._services, request.path_params["job_id"])
-        plan = self._services.snapshot().world.plan
+        world = self._services.snapshot().world
+        plan = world.plan
         placement = plan.placements.get(job.id) if plan is not None and job.state not in ENDED else None
         unplaced = plan.unplaced.get(job.id) if plan is not None and job.state not in ENDED else None
         return json_response(
             {
                 "job": views.job_json(job),
-                "placement": views.placement_json(placement) if placement is not None else None,
+                "placement": (
+                    {**views.placement_json(placement), "cap": placement.cap, "gpu_type": placement.gpu_type}
+                    if placement is not None
+                    else None
+                ),
                 "alternatives": views.alternatives_json(placement),
+                "planning": views.planning_json(world.settings, world.regions),
                 "why": _why(job.state, job.reason, placement, unplaced),
             }
         )

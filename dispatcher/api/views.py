@@ -1,6 +1,6 @@
 """Stored values as the JSON that clients see: our own, and Ray's JobDetails. Pure; knows no store and no requests."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -8,7 +8,8 @@ from dispatcher.api.services import AlarmStatus, LoopStatus, RegionStatus
 from dispatcher.config import RegionConfig
 from dispatcher.signal_book import SourceStatus
 from dispatcher.store import Attempt, GridEvent, Job, JobEvent
-from policies.world import JobState, Placement, Plan, RegionView
+from policies.flexibility import deadline_warning
+from policies.world import JobState, Placement, Plan, RegionView, Settings
 from signals.series import SlotSeries
 
 RAY_STATUS = {
@@ -39,6 +40,15 @@ def remaining_s(job: Job) -> float:
     return 0.0 if job.finished_at is not None else max(0.0, job.flex.runtime_s - job.progress_s)
 
 
+def late_s(job: Job) -> float | None:
+    """By how much an ended job missed its deadline, seconds; None without a deadline, for one that has not ended, and for one
+    that was cancelled."""
+    deadline = job.flex.deadline_at
+    if deadline is None or job.finished_at is None or job.state is JobState.CANCELLED:
+        return None
+    return max(0.0, (job.finished_at - deadline).total_seconds())
+
+
 def job_json(job: Job) -> dict[str, Any]:
     """A job as our API tells it. Its runtime_env stays out: it may carry secrets."""
     flex = job.flex
@@ -46,6 +56,7 @@ def job_json(job: Job) -> dict[str, Any]:
         "id": job.id,
         "state": job.state.value,
         "reason": job.reason,
+        "warning": deadline_warning(flex, job.submitted_at) if job.finished_at is None else None,
         "entrypoint": job.request.entrypoint,
         "metadata": dict(job.request.metadata),
         "region": job.region,
@@ -56,6 +67,7 @@ def job_json(job: Job) -> dict[str, Any]:
         "planned_region": job.planned_region,
         "planned_start_at": time_of(job.planned_start_at),
         "deadline_at": time_of(flex.deadline_at),
+        "late_s": late_s(job),
         "earliest_at": time_of(flex.earliest_at),
         "runtime_s": flex.runtime_s,
         "remaining_s": remaining_s(job),
@@ -93,6 +105,7 @@ def attempt_json(attempt: Attempt) -> dict[str, Any]:
         "ended_at": time_of(attempt.ended_at),
         "outcome": attempt.outcome,
         "message": attempt.message,
+        "gpu_type": attempt.gpu_type,
     }
 
 
@@ -180,6 +193,16 @@ def plan_json(plan: Plan, currency: str) -> dict[str, Any]:
             }
             for peak in plan.peaks
         ],
+    }
+
+
+def planning_json(settings: Settings, regions: Sequence[RegionView]) -> dict[str, Any]:
+    """What a planned cost is made of: its currency, carbon's price per tonne, the weight of money, and each region's PUE."""
+    return {
+        "currency": settings.currency,
+        "carbon_price": settings.carbon_price,
+        "price_weight": settings.price_weight,
+        "pue": {region.name: region.pue for region in regions},
     }
 
 

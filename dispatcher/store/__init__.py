@@ -71,7 +71,8 @@ class Job:
 class Attempt:
     """One try at a job on one cluster. ``submission_id`` is ``<job id>-<attempt>``; ``ray_session`` is the session_name of
     the cluster that took it (None until known). ``outcome``: succeeded, failed, stopped, lost, refused,
-    unstarted (its cluster took it and could not start it); None while it lives."""
+    unstarted (its cluster took it and could not start it); None while it lives. ``gpu_type`` is the type of GPU it was sent to
+    (None: any)."""
 
     job_id: str
     attempt: int
@@ -85,6 +86,7 @@ class Attempt:
     outcome: str | None = None
     message: str = ""
     deleted_upstream: bool = False
+    gpu_type: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,16 +6,28 @@ Pure: it is given what is stored and the next sequence number, and returns what 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from operator import attrgetter
+from typing import Any, TypeVar, get_args
 
 from dispatcher.errors import AlreadyExists, BadInput, IllegalMove, StaleState
 from dispatcher.states import EDGES, check_move
 from dispatcher.store import Attempt, Change, GridEvent, Job, JobEvent, Token
+from dispatcher.store.copying import copier, maker
 from policies.world import ENDED, JobState
 
 _JOB_FIELDS = frozenset(f.name for f in fields(Job)) - {"id", "seq", "state"}
 _ATTEMPT_FIELDS = frozenset(f.name for f in fields(Attempt)) - {"job_id", "attempt", "submission_id"}
 T = TypeVar("T", Job, Attempt, GridEvent, Token)
+_job_with, _attempt_with, _event = copier(Job), copier(Attempt), maker(JobEvent)
+
+
+def _times_and_texts(kind: type[Any]) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]]:
+    names = tuple(f.name for f in fields(kind) if {str, datetime} & {f.type, *get_args(f.type)})
+    return names, attrgetter(*names)
+
+
+#: The fields that hold a time or a text, by class, and their values: all others are stored as they are.
+_TO_CLEAN = {kind: _times_and_texts(kind) for kind in (Job, Attempt, GridEvent, Token)}
 #: How many of its last events an IllegalMove tells.
 STORY_EVENTS = 5
 
@@ -28,6 +40,9 @@ class Written:
     events: tuple[JobEvent, ...]
     new_attempt: Attempt | None = None
     changed_attempt: Attempt | None = None
+
+
+_written = maker(Written)
 
 
 def clean(text: str) -> str:
@@ -49,22 +64,30 @@ def utc(name: str, value: datetime) -> datetime:
 def storable(value: T) -> T:
     """The same value with UTC times and clean text. Raises BadInput for a naive time."""
     changed: dict[str, Any] = {}
-    for name in value.__slots__:
-        old = getattr(value, name)
-        new = utc(name, old) if isinstance(old, datetime) else clean(old) if type(old) is str else old
-        if new is not old:
-            changed[name] = new
+    names, values_of = _TO_CLEAN[type(value)]
+    for name, old in zip(names, values_of(value), strict=True):
+        if old is None:
+            continue
+        if type(old) is str:
+            if not old.isascii() or "\x00" in old:
+                changed[name] = clean(old)
+        elif isinstance(old, datetime) and old.tzinfo is not UTC:
+            changed[name] = utc(name, old)
     return replace(value, **changed) if changed else value
 
 
 def _checked(values: Mapping[str, Any], allowed: frozenset[str], what: str) -> dict[str, Any]:
-    wrong = [(f"{what}.{name}", values[name], "no field that a change may set") for name in values if name not in allowed]
-    if wrong:
-        raise BadInput(wrong)
-    return {
-        name: utc(name, value) if isinstance(value, datetime) else clean(value) if type(value) is str else value
-        for name, value in values.items()
-    }
+    checked = dict(values)
+    for name, value in values.items():
+        if name not in allowed:
+            wrong = [name for name in values if name not in allowed]
+            raise BadInput([(f"{what}.{one}", values[one], "no field that a change may set") for one in wrong])
+        if type(value) is str:
+            if not value.isascii() or "\x00" in value:
+                checked[name] = clean(value)
+        elif isinstance(value, datetime) and value.tzinfo is not UTC:
+            checked[name] = utc(name, value)
+    return checked
 
 
 def checked_submission(job: Job, reason: str, attempt: Attempt | None) -> tuple[Job, Attempt | None]:
@@ -93,14 +116,14 @@ def checked_submission(job: Job, reason: str, attempt: Attempt | None) -> tuple[
         given["reason"] = clean(reason)
     if (job.state in ENDED) != (job.finished_at is not None):
         given["finished_at"] = job.state_since if job.state in ENDED else None
-    return (replace(job, **given) if given else job), attempt
+    return (_job_with(job, given) if given else job), attempt
 
 
 def submitted(job: Job, reason: str, attempt: Attempt | None, seq: int) -> Written:
     """Store a job that ``checked_submission`` returned; its first event gets ``seq``."""
     if attempt is None:
-        event = JobEvent(seq, job.id, job.submitted_at, "submitted", None, job.state, clean(reason), job.attempt, job.region)
-        return Written(replace(job, seq=seq), (event,))
+        event = _event(seq, job.id, job.submitted_at, "submitted", None, job.state, clean(reason), job.attempt, job.region)
+        return Written(_job_with(job, {"seq": seq}), (event,))
     events = (
         JobEvent(seq, job.id, job.submitted_at, "submitted", None, JobState.QUEUED, "submitted"),
         JobEvent(
@@ -115,7 +138,7 @@ def submitted(job: Job, reason: str, attempt: Attempt | None, seq: int) -> Writt
             attempt.region,
         ),
     )
-    return Written(replace(job, seq=seq + 1), events, new_attempt=attempt)
+    return Written(_job_with(job, {"seq": seq + 1}), events, new_attempt=attempt)
 
 
 def tell(events: Sequence[JobEvent]) -> str:
@@ -134,7 +157,7 @@ def changed(
     """
     _compare(job, change)
     values = _checked(change.fields, _JOB_FIELDS, "fields")
-    attempt_values = _checked(change.attempt_fields, _ATTEMPT_FIELDS, "attempt_fields")
+    attempt_values = _checked(change.attempt_fields, _ATTEMPT_FIELDS, "attempt_fields") if change.attempt_fields else {}
     at, reason = utc("at", change.at), clean(change.reason)
     state = job.state
     if change.to is not None:
@@ -145,7 +168,7 @@ def changed(
     if attempt_values:
         if current is None:
             raise StaleState(f"job {job.id} has no attempt to change ({reason}); nothing was written")
-        changed_attempt = current = replace(current, **attempt_values)
+        changed_attempt = current = _attempt_with(current, attempt_values)
     new_attempt = None
     if change.new_attempt is not None:
         new_attempt = _next_attempt(job, current, change.new_attempt)
@@ -157,9 +180,10 @@ def changed(
             values["finished_at"] = at
     elif values.get("finished_at", job.finished_at) is not None:
         values["finished_at"] = None
-    now = replace(job, **{**values, "state": state, "reason": reason, "seq": seq})
-    event = JobEvent(seq, job.id, at, change.kind, job.state, state, reason, now.attempt, now.region)
-    return Written(now, (event,), new_attempt, changed_attempt)
+    values["state"], values["reason"], values["seq"] = state, reason, seq
+    now = _job_with(job, values)
+    event = _event(seq, job.id, at, change.kind, job.state, state, reason, now.attempt, now.region)
+    return _written(now, (event,), new_attempt, changed_attempt)
 
 
 def _compare(job: Job, change: Change) -> None:

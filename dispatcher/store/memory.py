@@ -59,12 +59,25 @@ class MemoryStore:
         """See Store."""
 
         def add() -> Job:
-            new, first = checked_submission(job, reason, attempt)
-            if new.id in self._jobs:
-                raise AlreadyExists(f"a job with the id {new.id} exists already")
-            return self._keep(submitted(new, reason, first, self._seq + 1))
+            return self._add_one(job, reason, attempt)
 
         return self._write(add)
+
+    def _add_one(self, job: Job, reason: str, attempt: Attempt | None) -> Job:
+        new, first = checked_submission(job, reason, attempt)
+        if new.id in self._jobs:
+            raise AlreadyExists(f"a job with the id {new.id} exists already")
+        return self._keep(submitted(new, reason, first, self._seq + 1))
+
+    def add_now(self, job: Job, reason: str) -> Job:
+        """``add_job(...).result()`` without a Future, for whoever runs alone and does it a million times."""
+        with self._lock:
+            return self._add_one(job, reason, None)
+
+    def apply_now(self, change: Change) -> Job | Exception:
+        """``apply([change]).result()[0]`` without a Future, likewise."""
+        with self._lock:
+            return self._apply_one(change)
 
     def apply(self, changes: Sequence[Change]) -> "Future[list[Job | Exception]]":
         """See Store."""
@@ -75,7 +88,8 @@ class MemoryStore:
             job = self._jobs.get(change.job_id)
             if job is None:
                 raise NotFound(f"no job {change.job_id}")
-            current = self._attempts.get(job.id, {}).get(job.attempt)
+            attempts = self._attempts.get(job.id)
+            current = attempts.get(job.attempt) if attempts is not None else None
             return self._keep(changed(job, current, change, self._seq + 1, lambda: self._events[job.id]))
         except GridshiftError as error:
             return error

@@ -27,7 +27,6 @@ from dispatcher.store.codec import (
     attempt_of,
     event_of,
     job_of,
-    job_values,
 )
 from dispatcher.store.engine import database, describe, make_engine, sqlite_path
 from dispatcher.store.migrate import check_revision
@@ -144,7 +143,7 @@ class SqlStore:
         """See Store. The row is made on the caller's thread; the writer's time is everybody's."""
         try:
             new, first = checked_submission(job, reason, attempt)
-            row = job_values(new)
+            row = self._writer.statements.new_job(new)
         except GridshiftError as error:
             refused: Future[Job] = Future()
             refused.set_exception(error)

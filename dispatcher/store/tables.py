@@ -133,6 +133,7 @@ class AttemptRow(SQLModel, table=True):
     outcome: str | None = None
     message: str
     deleted_upstream: bool
+    gpu_type: str | None = None
 
 
 class JobEventRow(SQLModel, table=True):

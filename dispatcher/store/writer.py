@@ -8,24 +8,33 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import BindParameter, Connection, Engine, bindparam, func, insert, select, text, update
+from sqlalchemy import BindParameter, Connection, Dialect, Engine, bindparam, func, select, text
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from dispatcher.errors import AlreadyExists, BadInput, GridshiftError, NotFound, StoreUnavailable
 from dispatcher.store import Attempt, Change, Job, JobEvent
+from dispatcher.store.bulk import Bulk, Row, held_among
 from dispatcher.store.changes import STORY_EVENTS, Written, changed, submitted
 from dispatcher.store.codec import (
+    ATTEMPT_CHANGING,
     ATTEMPT_COLUMNS,
+    ATTEMPT_INSERT,
     EVENT_COLUMNS,
+    EVENT_INSERT,
+    JOB_CHANGING,
     JOB_COLUMNS,
+    JOB_INSERT,
     attempt_of,
     attempt_values,
+    changed_attempt_values,
+    changed_job_values,
     event_of,
     event_values,
     job_of,
@@ -47,32 +56,38 @@ _ASK_AGAIN_S = 10.0
 # Statements made once: the engine's cache then knows them by identity, which is a good part of what a small batch costs.
 _LAST_SEQ = select(func.coalesce(func.max(JOB_EVENT.c.seq), 0))
 _IDS: BindParameter[Any] = bindparam("ids", expanding=True)
-_TAKEN = select(JOB.c.id).where(JOB.c.id.in_(_IDS))
 _JOBS = select(*JOB_COLUMNS).where(JOB.c.id.in_(_IDS))
 _CURRENT_ATTEMPTS = (
     select(*ATTEMPT_COLUMNS)
     .join(JOB, JOB.c.id == ATTEMPT.c.job_id)
     .where(ATTEMPT.c.job_id.in_(_IDS), JOB.c.attempt == ATTEMPT.c.attempt)
 )
-_INSERT_JOB, _INSERT_ATTEMPT, _INSERT_EVENT = insert(JOB), insert(ATTEMPT), insert(JOB_EVENT)
-_CHANGING = [c.name for c in JOB_COLUMNS if c.name not in ("id", "submitted_at", "request", "flex")]
-_UPDATE_JOB = update(JOB).where(JOB.c.id == bindparam("key")).values({name: bindparam(name) for name in _CHANGING})
+# What a change of a job's request or deadline touches besides.
 _SPEC = ("request", "flex", "team", "submitted_at")
-_UPDATE_SPEC = update(JOB).where(JOB.c.id == bindparam("key")).values({name: bindparam(name) for name in _SPEC})
-_KEPT = ("job_id", "attempt", "submission_id")
-_UPDATE_ATTEMPT = (
-    update(ATTEMPT)
-    .where(ATTEMPT.c.job_id == bindparam("key"), ATTEMPT.c.attempt == bindparam("number"))
-    .values({c.name: bindparam(c.name) for c in ATTEMPT_COLUMNS if c.name not in _KEPT})
-)
+
+
+class Statements:
+    """The statements that write jobs, attempts and events, in one database's words."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self.insert_job = Bulk(dialect, JOB, JOB_INSERT)
+        self.update_job = Bulk(dialect, JOB, JOB_CHANGING, ["id"])
+        self.update_spec = Bulk(dialect, JOB, _SPEC, ["id"])
+        self.insert_attempt = Bulk(dialect, ATTEMPT, ATTEMPT_INSERT)
+        self.update_attempt = Bulk(dialect, ATTEMPT, ATTEMPT_CHANGING, ["job_id", "attempt"])
+        self.insert_event = Bulk(dialect, JOB_EVENT, EVENT_INSERT)
+
+    def new_job(self, job: Job) -> Row:
+        """A new job's row. Raises BadInput for a request that JSON cannot say."""
+        return self.insert_job.row(job_values(job))
 
 
 @dataclass(slots=True)
 class AddJob:
-    """A job as ``checked_submission`` returned it, its row, and its first attempt."""
+    """A job as ``checked_submission`` returned it, its row (all but the seq, which is last), and its first attempt."""
 
     job: Job
-    row: dict[str, Any]
+    row: Row
     reason: str
     attempt: Attempt | None
 
@@ -99,8 +114,8 @@ class Ticket:
 class Batch:
     """Operations of one transaction: ``run`` each, then ``flush`` what they amount to."""
 
-    def __init__(self, connection: Connection, operations: Iterable[Operation]) -> None:
-        self._connection = connection
+    def __init__(self, connection: Connection, statements: Statements, operations: Iterable[Operation]) -> None:
+        self._connection, self._statements = connection, statements
         adding: set[str] = set()
         changing: set[str] = set()
         for operation in operations:
@@ -112,7 +127,7 @@ class Batch:
         self._attempts: dict[tuple[str, int], Attempt] = {}
         self._stored: dict[str, Job] = {}
         self._taken: set[str] = set()
-        self._new_jobs: dict[str, dict[str, Any] | None] = {}
+        self._new_jobs: dict[str, Row | None] = {}
         self._new_attempts: dict[tuple[str, int], None] = {}
         self._changed_attempts: dict[tuple[str, int], None] = {}
         self.events: list[JobEvent] = []
@@ -126,7 +141,7 @@ class Batch:
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": WRITE_LOCK})
         self._seq = connection.execute(_LAST_SEQ).scalar_one()
         for ids in _chunks(adding):
-            self._taken.update(connection.execute(_TAKEN, {"ids": ids}).scalars())
+            self._taken |= held_among(connection, JOB.c.id, ids)
         for ids in _chunks(changing):
             for row in connection.execute(_JOBS, {"ids": ids}):
                 job = job_of(row)
@@ -179,34 +194,29 @@ class Batch:
 
     def flush(self) -> None:
         """Write everything, in an order that every constraint allows."""
+        put, run = self._statements, self._connection
         new_rows, job_rows, spec_rows = [], [], []
         for job_id, job in self._jobs.items():
             if job_id in self._new_jobs:
-                new_rows.append((self._new_jobs[job_id] or job_values(job)) | {"seq": job.seq})
+                row = self._new_jobs[job_id] or put.new_job(job)
+                new_rows.append((*row[:-1], job.seq))
                 continue
             stored = self._stored[job_id]
             if job is stored:
                 continue
-            values = {name: getattr(job, name) for name in _CHANGING}
-            job_rows.append(values | {"key": job_id, "state": job.state.value})
+            job_rows.append(put.update_job.row([*changed_job_values(job), job_id]))
             if (job.request, job.flex, job.submitted_at) != (stored.request, stored.flex, stored.submitted_at):
-                spec_rows.append({name: job_values(job)[name] for name in _SPEC} | {"key": job_id})
-        run = self._connection.execute
-        if new_rows:
-            run(_INSERT_JOB, new_rows)
-        if job_rows:
-            run(_UPDATE_JOB, job_rows)
-        if spec_rows:
-            run(_UPDATE_SPEC, spec_rows)
+                values = dict(zip(JOB_INSERT, job_values(job), strict=True))
+                spec_rows.append(put.update_spec.row([*(values[name] for name in _SPEC), job_id]))
+        put.insert_job.run(run, new_rows)
+        put.update_job.run(run, job_rows)
+        put.update_spec.run(run, spec_rows)
         # Ends before beginnings: a job has one live attempt at any moment.
         ended = [self._attempts[key] for key in self._changed_attempts if key not in self._new_attempts]
-        if ended:
-            rows = [attempt_values(a) | {"key": a.job_id, "number": a.attempt} for a in ended]
-            run(_UPDATE_ATTEMPT, [{name: value for name, value in row.items() if name not in _KEPT} for row in rows])
-        if self._new_attempts:
-            run(_INSERT_ATTEMPT, [attempt_values(self._attempts[key]) for key in self._new_attempts])
-        if self.events:
-            run(_INSERT_EVENT, [event_values(event) for event in self.events])
+        change, begin = put.update_attempt, put.insert_attempt
+        change.run(run, [change.row([*changed_attempt_values(a), a.job_id, a.attempt]) for a in ended])
+        begin.run(run, [begin.row(attempt_values(self._attempts[key])) for key in self._new_attempts])
+        put.insert_event.run(run, [put.insert_event.row(event_values(event)) for event in self.events])
 
 
 def _chunks(ids: Iterable[str]) -> Iterable[list[str]]:
@@ -220,6 +230,11 @@ class Writer:
 
     def __init__(self, engine: Engine, where: str, look: Callable[[], None], full_hint: Callable[[], str]) -> None:
         self._engine, self._where, self._look, self._full_hint = engine, where, look, full_hint
+        self.statements = Statements(engine.dialect)
+        # A file is always there; a server's sessions come and go, and the pool notices.
+        self._keeps = engine.dialect.name == "sqlite"
+        self._kept: Connection | None = None
+        self._renew = False
         self._line: queue.SimpleQueue[Ticket | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._closed = False
@@ -237,6 +252,7 @@ class Writer:
 
     def reconnect(self) -> None:
         """Begin the next transaction on a new connection."""
+        self._renew = True
         self._engine.dispose()
 
     def close(self) -> None:
@@ -246,6 +262,8 @@ class Writer:
             if not already:
                 self._line.put(None)
         self._thread.join()
+        if self._kept is not None:
+            self._kept.close()
         self._engine.dispose()
 
     def _run(self) -> None:
@@ -318,9 +336,9 @@ class Writer:
 
     def _transaction(self, operations: Sequence[Operation]) -> list[Any]:
         self._look()
-        with self._engine.connect() as connection:
+        with self._connected() as connection:
             transaction = connection.begin()
-            batch = Batch(connection, operations)
+            batch = Batch(connection, self.statements, operations)
             results: list[Any] = []
             for operation in operations:
                 try:
@@ -338,6 +356,26 @@ class Writer:
                 if not batch.events or not self._took_place(batch.events[-1]):
                     raise
         return results
+
+    @contextmanager
+    def _connected(self) -> Iterator[Connection]:
+        """A connection without a transaction; the one of last time where nothing went wrong with it."""
+        connection, self._kept = self._kept, None
+        if connection is not None and self._renew:
+            connection.invalidate()
+            connection.close()
+            connection = None
+        self._renew = False
+        connection = connection or self._engine.connect()
+        try:
+            yield connection
+        except BaseException:
+            connection.close()  # rolls back
+            raise
+        if self._keeps and not connection.invalidated:
+            self._kept = connection
+        else:
+            connection.close()
 
     def _took_place(self, last: JobEvent) -> bool:
         """Whether a commit whose answer was an error is in the database after all (a connection lost in the middle of it)."""

@@ -13,7 +13,7 @@ import requests
 import uvicorn
 
 from dispatcher.api.app import create_app
-from dispatcher.api.patience import PatientProtocol
+from dispatcher.api.intake import IntakeProtocol
 from dispatcher.api.services import AlarmStatus, LoopStatus, RegionStatus, Snapshot
 from dispatcher.clock import SystemClock
 from dispatcher.config import Config
@@ -183,7 +183,7 @@ class Server:
         self.services, self.port = services, port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         config = uvicorn.Config(
-            create_app(services), host="127.0.0.1", port=self.port, log_level="error", access_log=False, http=PatientProtocol
+            create_app(services), host="127.0.0.1", port=self.port, log_level="error", access_log=False, http=IntakeProtocol
         )
         self.server = uvicorn.Server(config)
         self.thread = threading.Thread(target=self.server.run, daemon=True)

@@ -36,6 +36,21 @@ def test_submit_and_read_back(server: Server, services: FakeServices) -> None:
     assert server.call("GET", f"/v1/jobs/{job['id']}/result").status_code == 404
 
 
+@pytest.mark.parametrize("given", [{"gridshift.deadline": "1h", "gridshift.runtime": "2h"}, {"gridshift.deadline": "1m"}])
+def test_a_deadline_that_cannot_be_met_is_taken_with_a_warning(
+    server: Server, services: FakeServices, given: dict[str, str]
+) -> None:
+    answer = server.call("POST", "/v1/jobs", json={"entrypoint": "true", "metadata": given})
+    assert answer.status_code == 201
+    job = answer.json()
+    assert job["warning"].startswith("cannot end by its deadline") and "counts as late" in job["warning"]
+    assert job["reason"] == f"submitted; warning: it {job['warning']}" and job["late_s"] is None
+    assert server.get(f"/v1/jobs/{job['id']}")["warning"] == job["warning"]
+    assert "warning: it cannot end by its deadline" in server.get(f"/api/jobs/{job['id']}")["message"]
+    fine = server.call("POST", "/v1/jobs", json={"entrypoint": "true", "metadata": {"gridshift.deadline": "6h"}}).json()
+    assert fine["warning"] is None and fine["reason"] == "submitted"
+
+
 def test_pages(server: Server, services: FakeServices) -> None:
     for n in range(5):
         server.submit(f"j{n}", metadata={"gridshift.team": "a" if n % 2 else "b"})
@@ -135,6 +150,13 @@ def test_the_plan(server: Server, services: FakeServices) -> None:
     told = server.get("/v1/plan/j")
     assert told["placement"]["run_now_cost"] == 7.0 and told["alternatives"][0]["why_not"] == "dearer by 4.00 EUR"
     assert told["why"] == "submitted; plan: cheapest start"
+    assert told["planning"] == {
+        "currency": "EUR",
+        "carbon_price": 0.0,
+        "price_weight": 1.0,
+        "pue": {"north": 1.0, "south": 1.0},
+    }
+    assert (told["placement"]["cap"], told["placement"]["gpu_type"]) == (1.0, None)
     assert server.get("/v1/plan/k")["why"] == "submitted; not placed: no region has room"
     services.change("j", to=JobState.CANCELLED, reason="cancelled")
     assert server.get("/v1/plan/j")["placement"] is None

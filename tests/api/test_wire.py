@@ -57,7 +57,7 @@ GOOD = {"entrypoint": "true"}
         ({**GOOD, "surprise": 1}, "surprise"),
         ({**GOOD, "metadata": {"gridshift.deadline": "2020-01-01T00:00:00Z"}}, "gridshift.deadline"),
         ({**GOOD, "metadata": {"gridshift.deadline": "2040-01-01T00:00:00"}}, "gridshift.deadline"),
-        ({**GOOD, "metadata": {"gridshift.deadline": "1h", "gridshift.runtime": "2h"}}, "gridshift.runtime"),
+        ({**GOOD, "metadata": {"gridshift.deadline": "1h", "gridshift.earliest": "2h"}}, "gridshift.earliest"),
         ({**GOOD, "metadata": {"gridshift.regions": "nrth"}}, "did you mean 'north'"),
         ({**GOOD, "metadata": {"gridshift.power_w": "-5"}}, "gridshift.power_w"),
         ({**GOOD, "metadata": {"gridshift.dedline": "1h"}}, "gridshift.deadline"),

@@ -86,6 +86,8 @@ def test_list_show_and_events(api: FakeApi, run: Run) -> None:
         "region": "north",
         "state": "running",
         "reason": "runs [bold]\x1b[2J",
+        "warning": "cannot end by its deadline 2026-01-02 02:04Z",
+        "late_s": 5460.0,
         "deadline_at": "2026-01-02T03:04:00+01:00",
         "runtime_s": 5400.0,
         "cost": 0.0,
@@ -108,6 +110,7 @@ def test_list_show_and_events(api: FakeApi, run: Run) -> None:
     assert "\x1b" not in listed  # neither colours where there is no terminal, nor what the owner wrote
     assert json.loads(run("jobs", "--json").stdout) == {"jobs": [api.jobs["j1"]], "next_cursor": None}
     shown = run("jobs", "show", "j1").stdout
+    assert "cannot end by its deadline" in shown and "1h 31m" in shown
     assert "1h 30m" in shown and "0.000 EUR" in shown and "lives" in shown and "\x1b" not in shown
     assert json.loads(run("jobs", "show", "j1", "--json").stdout) == api.jobs["j1"]
     assert "asked for" in run("jobs", "events", "j1").stdout

@@ -6,14 +6,17 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from dispatcher.api import views
+from dispatcher.api.savings import missed
 from dispatcher.clusters.simulated import Workload
 from dispatcher.config import Config
+from dispatcher.control import launch_change, view_of
 from dispatcher.errors import ClusterUnreachable
 from dispatcher.reconcile import Usage
 from dispatcher.simulation import Simulation
 from dispatcher.store import Attempt, Change, Job, Request
 from policies.flexibility import parse_flexibility
-from policies.world import JobState
+from policies.world import GpuPool, JobState
 
 START = datetime(2026, 3, 2, tzinfo=UTC)
 
@@ -235,3 +238,71 @@ def test_what_a_late_feed_says_is_booked_when_it_comes() -> None:
     advance(sim, 1000)
     after = sim.store.job("j")
     assert after is not None and (after.carbon_kg, after.cost, after.reason) == (1.5, before.cost, before.reason)
+
+
+def test_a_job_that_cannot_end_by_its_deadline_runs_at_once_and_is_told_as_late() -> None:
+    sim = simulation()
+    advance(sim, 3)
+    submit(sim, "late", run_s=600.0, deadline="5m", runtime="10m")
+    submit(sim, "fine", run_s=60.0, deadline="6h", runtime="1m")
+    advance(sim, 30)
+    job = sim.store.job("late")
+    assert job is not None and job.state is JobState.RUNNING
+    reasons = [event.reason for event in sim.store.events("late")]
+    assert any("it will end after its deadline" in reason for reason in reasons)
+    alarm = next(alarm for alarm in sim.control.snapshot().alarms if alarm.key == "late")
+    assert alarm.sentence == "1 cannot end by their deadlines any more as things stand: late"
+    advance(sim, 700)
+    job = sim.store.job("late")
+    assert job is not None and job.state is JobState.SUCCEEDED and missed(job) and views.job_json(job)["late_s"] > 200
+    assert not any(alarm.key == "late" for alarm in sim.control.snapshot().alarms)
+
+
+def test_a_job_that_says_nothing_of_its_run_time_gets_what_its_group_took() -> None:
+    sim = simulation()
+    advance(sim, 3)
+    for index in range(3):
+        submit(sim, f"done-{index}", run_s=300.0 + 60.0 * index, group="nightly", tier="flex-1", deadline="20m", runtime="10m")
+    advance(sim, 3600)
+    assert all(state(sim, f"done-{index}") is JobState.SUCCEEDED for index in range(3))
+    submit(sim, "guess", group="nightly", earliest="6h")
+    submit(sim, "sure", group="nightly", earliest="6h", deadline="20h")
+    submit(sim, "stated", group="nightly", earliest="6h", runtime="2h")
+    submit(sim, "other", group="weekly", earliest="6h")
+    advance(sim, 3)
+    remaining = {view.id: view.remaining_s for view in sim.control.snapshot().world.jobs}
+    assert remaining["guess"] == pytest.approx(360.0, abs=10.0) and remaining["sure"] == pytest.approx(420.0, abs=10.0)
+    assert (remaining["stated"], remaining["other"]) == (7200.0, 3600.0)
+    again = Simulation(sim.control.config, sim.clock.now(), [], store=sim.store, tick_s=1.0, plan_s=60.0, start_s=2.0)
+    again.control.start()
+    again.run(again.clock.now() + timedelta(seconds=3))
+    after = {view.id: view.remaining_s for view in again.control.snapshot().world.jobs}
+    assert after == remaining, "a new control plane learns from what its store remembers"
+
+
+def test_gpus_by_type_are_seen_by_policies_and_asked_of_the_cluster() -> None:
+    pools = [{"type": "H100", "gpus": 2, "power_limit_w": 1500}, {"type": "A100", "gpus": 4, "draw": 0.6, "branch": "left"}]
+    sim = simulation(gpus=None, gpu_pool=pools)
+    advance(sim, 3)
+    (view,) = sim.control.snapshot().world.regions
+    assert view.gpus == 6.0
+    assert view.pools == (GpuPool("H100", 2.0, 1500.0), GpuPool("A100", 4.0, None, 0.6, "left")) and view.reserved == ()
+    job = submit(sim, "j", earliest="6h")
+    made = launch_change(job, "a", "now", sim.clock.now(), "A100")
+    assert made.new_attempt is not None and made.new_attempt.gpu_type == "A100"
+    assert view_of(job).gpu_type is None and view_of(job, gpu_type="A100").gpu_type == "A100"
+
+
+def test_a_policys_quota_bounds_flexible_work() -> None:
+    one = {"name": "a", "address": "http://a", "gpus": 10, "price": [{"feed": "synthetic"}], "carbon": [{"feed": "synthetic"}]}
+    for policy in ("cap-quota", "lowest-window"):
+        config = Config.model_validate({"region": [one], "planning": {"policy": policy}})
+        sim = Simulation(config, START, [], tick_s=60.0, plan_s=900.0, start_s=2.0)
+        seen = []
+        for _ in range(24):
+            advance(sim, 3600)
+            seen.append(sim.control.snapshot().world.gates.get("a"))
+        if policy == "cap-quota":
+            assert all(gate is not None and 2.0 <= gate <= 10.0 for gate in seen) and len(set(seen)) > 2
+        else:
+            assert set(seen) == {None}

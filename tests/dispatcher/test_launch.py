@@ -1,5 +1,6 @@
 """What an attempt looks like to Ray."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -57,3 +58,22 @@ def test_nothing_leaves_an_ended_state_and_every_state_can_be_left_otherwise() -
         assert state in ENDED or JobState.CANCELLED in ways, f"{state} cannot be cancelled"
     with pytest.raises(IllegalMove, match=r"job j: succeeded -> running is not allowed.*it ended at noon"):
         check_move("j", JobState.SUCCEEDED, JobState.RUNNING, "it ended at noon")
+
+
+@pytest.mark.parametrize(
+    ("own", "gpu_type", "expected"),
+    [
+        (None, None, None),
+        ({"zone": "1"}, None, {"zone": "1"}),
+        (None, "H100", {"ray.io/accelerator-type": "H100"}),
+        ({"zone": "1"}, "H100", {"ray.io/accelerator-type": "H100", "zone": "1"}),
+        ({"ray.io/accelerator-type": "A100"}, "H100", {"ray.io/accelerator-type": "A100"}),
+    ],
+)
+def test_a_type_of_gpu_is_asked_for_by_its_node_label(
+    own: dict[str, str] | None, gpu_type: str | None, expected: dict[str, str] | None
+) -> None:
+    one = job(Pausable.NO, {})
+    one = replace(one, request=replace(one.request, entrypoint_label_selector=own))
+    sent = submission_for(one, Attempt("j", 2, "r", "j-2", NOW, gpu_type=gpu_type), ENV)
+    assert sent.entrypoint_label_selector == expected

@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.flexibility import KEYS, PREFIX, FlexibilityDefaults, FlexibilityError, parse_duration, parse_flexibility
+from policies.flexibility import (
+    KEYS,
+    PREFIX,
+    FlexibilityDefaults,
+    FlexibilityError,
+    deadline_warning,
+    parse_duration,
+    parse_flexibility,
+)
 from policies.world import Flexibility, Pausable
 
 NOW = datetime(2026, 2, 3, 6, 0, tzinfo=UTC)
@@ -153,8 +161,6 @@ def test_each_wrong_value_is_named_with_its_remedy(key: str, value: Any, remedy:
 @pytest.mark.parametrize(
     ("given", "field"),
     [
-        ({"deadline": "1h", "runtime": "2h"}, "runtime"),
-        ({"deadline": "3h", "earliest": "2h", "runtime": "90m"}, "runtime"),
         ({"deadline": "3h", "earliest": "4h", "runtime": "1m"}, "earliest"),
         ({"tier": "flex-0", "min_cap": "0.5"}, "min_cap"),
     ],
@@ -171,9 +177,31 @@ def test_fewer_gpus_than_the_entrypoint_asks_for_is_a_contradiction_and_more_is_
     assert parse_flexibility({"gridshift.gpus": "4"}, now=NOW, gpus_requested=2.0, regions=REGIONS).gpus == 4.0
 
 
-def test_only_a_run_time_that_the_owner_gave_can_contradict_the_deadline() -> None:
-    flex = parse(deadline="30m")
-    assert flex.runtime_s == 3600.0 and not flex.runtime_given
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            {"deadline": "1h", "runtime": "2h"},
+            "cannot end by its deadline 2026-02-03 07:00Z: its run time is 2 h and 1 h are left; it starts at once and counts",
+        ),
+        (
+            {"deadline": "3h", "earliest": "2h", "runtime": "90m"},
+            "its run time is 1 h 30 min and 1 h are left; it starts as soon as",
+        ),
+        ({"deadline": "30m"}, "the run time that is assumed of it is 1 h and 30 min are left"),
+    ],
+)
+def test_a_deadline_that_cannot_be_met_is_taken_with_a_warning(given: dict[str, str], said: str) -> None:
+    flex = parse(**given)
+    warning = deadline_warning(flex, NOW)
+    assert warning is not None and said in warning and warning.startswith("cannot end by its deadline")
+    assert not flex.runtime_given or flex.runtime_s > 3600
+
+
+def test_a_deadline_that_can_just_be_met_is_no_warning() -> None:
+    assert deadline_warning(parse(deadline="2h", runtime="2h"), NOW) is None
+    assert deadline_warning(parse(deadline="2h", runtime="2h"), NOW + timedelta(seconds=1)) is not None
+    assert deadline_warning(parse(runtime="2h"), NOW) is None
 
 
 def test_all_problems_come_at_once() -> None:

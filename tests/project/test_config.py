@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ from dispatcher.config import Config, load, write_example
 from dispatcher.config_text import dotted, key_lines, line_of
 from dispatcher.errors import ConfigError
 from policies import grid
+from policies.world import GpuPool, Settings, TeamShare
 
+POOL = '[[region.gpu_pool]]\ntype = "H100"\ngpus = 8\n'
 REGION = '[[region]]\nname = "eu"\naddress = "http://10.0.0.1:8265"\n'
 
 
@@ -185,12 +188,54 @@ def test_two_tokens_are_contradictory(folder: Path) -> None:
         ("[planning]\nmove_gb_per_s = nan\n", "T:2: planning.move_gb_per_s: nan: must be a finite number"),
         ("[planning]\ndefault_gpu_power_w = -1\n", "T:2: planning.default_gpu_power_w: -1: must be greater than 0"),
         ("[fx]\nUSD = 0\n", "T:2: fx.USD: 0: must be greater than 0"),
+        (
+            '[planning]\npolicy = "lowest-windw"\n',
+            "T:2: planning.policy: 'lowest-windw': no policy 'lowest-windw'; did you mean",
+        ),
+        ("[planning]\npolicy = 3\n", "T:2: planning.policy: 3: must be a valid string"),
+        ("[planning]\nprice_weight = -1\n", "T:2: planning.price_weight: -1: must be greater than or equal to 0"),
+        ("[planning]\ndaily_cost = -5\n", "T:2: planning.daily_cost: -5: must be greater than or equal to 0"),
+        ("[planning]\nruntime_slack = 11\n", "T:2: planning.runtime_slack: 11: must be less than or equal to 10"),
+        ('[planning]\ndeadline_margin = "soon"\n', "T:2: planning.deadline_margin: 'soon': must be a duration"),
+        ("[planning]\nprice_wieght = 1\n", "T:2: planning.price_wieght: no such key; did you mean 'price_weight'?"),
+        (REGION + "[planning]\nprice_weight = 0\n", "T:2: region[0].name: 'eu': planning.price_weight needs to know"),
+        (REGION + "[planning]\ndaily_carbon_kg = 9\n", "T:2: region[0].name: 'eu': planning.daily_carbon_kg needs"),
+        ("[[team]]\nshare = 1\n", "T:1: team[0].name: missing; every team needs it"),
+        ('[[team]]\nname = "a"\n[[team]]\nname = "a"\n', "T:4: team[1].name: 'a' is used by team[0] already"),
+        ('[[team]]\nname = "a"\nquota = 1\n', "T:3: team[0].quota: no such key; did you mean 'quota_gpus'?"),
+        ('[[team]]\nname = "a"\nshare = 0\n', "T:3: team[0].share: 0: must be greater than 0"),
+        (REGION + "[[region.gpu_pool]]\ngpus = 8\n", "T:4: region[0].gpu_pool[0].type: missing; a gpu_pool needs it"),
+        (REGION + POOL + "gpu = 8\n", "T:7: region[0].gpu_pool[0].gpu: no such key; did you mean 'gpus'?"),
+        (REGION + POOL.replace("H100", "H 100"), "T:5: region[0].gpu_pool[0].type: 'H 100': must match"),
+        (REGION + POOL.replace("8", "0"), "T:6: region[0].gpu_pool[0].gpus: 0: must be greater than 0"),
+        (REGION + POOL + POOL, "T:1: region[0]: two gpu_pool tables are for 'H100'; make them one"),
+        (
+            REGION + "gpus = 4\n" + POOL,
+            "T:1: region[0]: its gpu_pool tables have 8 GPUs together but gpus is 4; leave gpus out",
+        ),
         (REGION + 'checkpoint_root = "rel"\n', "T:4: region[0].checkpoint_root: 'rel': must match"),
         (REGION + 'currency = "EUR"\n[planning]\ncurrency = "SEK"\n', "T:4: region[0].currency: 'EUR' differs"),
     ],
 )
 def test_one_mistake(folder: Path, text: str, expected: str) -> None:
     assert problems(folder, text)[0].startswith(expected)
+
+
+def test_what_policies_get_of_the_configuration(folder: Path) -> None:
+    text = REGION + POOL + '[[region.carbon]]\nfeed = "synthetic"\n[[team]]\nname = "vision"\nquota_gpus = 16\nshare = 2\n'
+    text += '[[team]]\nname = "audio"\n[planning]\npolicy = "cap-quota/lowest-window:price"\nprice_weight = 0\n'
+    text += "daily_carbon_kg = 500\nlate_cost_per_h = 5\nruntime_slack = 0\ndeadline_margin = 90\n"
+    config = load(write(folder, text), {"GRIDSHIFT_PLANNING__DAILY_COST": "12.5"})
+    settings = config.planner_settings()
+    assert (settings.policy, settings.price_weight) == ("cap-quota/lowest-window:price", 0.0)
+    assert (settings.daily_carbon_kg, settings.daily_cost, settings.late_cost_per_h) == (500.0, 12.5, 5.0)
+    assert (settings.runtime_slack, settings.deadline_margin_s) == (0.0, 90.0)
+    assert settings.teams == (TeamShare("vision", 16.0, 2.0), TeamShare("audio", None, 1.0))
+    assert config.region("eu").pools() == (GpuPool("H100", 8.0),)
+    with pytest.raises(ConfigError, match="price_weight needs to know what each region's power emits"):
+        load(write(folder, REGION), {"GRIDSHIFT_PLANNING__PRICE_WEIGHT": "0"})
+    plain = Config().planner_settings()
+    assert replace(plain, default_region=None) == Settings(), "the defaults of policies are those of the configuration"
 
 
 def test_carbon_kinds_are_not_mixed_up(folder: Path) -> None:

@@ -42,7 +42,7 @@ def job(job_id: str = "a", submitted_s: float = 0.0, **more: Any) -> Job:
 
 
 def attempt(job_id: str = "a", number: int = 1, launched_s: float = 1.0, **more: Any) -> Attempt:
-    given: dict[str, Any] = {"region": "north", "submission_id": f"{job_id}-{number}"}
+    given: dict[str, Any] = {"region": "north", "submission_id": f"{job_id}-{number}", "gpu_type": "H100"}
     return Attempt(job_id, number, launched_at=at(launched_s), **(given | more))
 
 

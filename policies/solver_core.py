@@ -1,0 +1,937 @@
+"""The solver's inner loops, compiled: one job against prices, one job against what is free, and moves that make room.
+
+All work on the arrays of policies.problem, grouped in the tuples below. Slots are counted within the fleet's grid; a run is kept
+as its seconds and as the slots it touches. Nothing here allocates per job but what ``workspace`` made.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+
+from policies.problem import SLACK, Bools, Floats, Ints
+
+#: A plan cuts a job into no more runs than this.
+MAX_RUNS = 12
+INF = np.inf
+NOWHERE = -1
+
+
+class Supply(NamedTuple):
+    """The fleet as the kernels read it: ``energy`` (L, T) is planning currency per kW over a whole slot."""
+
+    edges: Floats
+    energy: Floats
+    known: Bools
+    region: Ints
+    pue: Floats
+    masks: Bools
+
+
+class Demand(NamedTuple):
+    """The jobs as the kernels read them. ``floor`` (J, L) is the least each could cost in a lane, inf where it cannot run;
+    ``order`` (J, L) are the lanes by that. ``planned`` (J, 2) is a lane (-1: none) and a second at which a start is worth
+    ``keep`` more than it costs, for it was planned so before."""
+
+    last: Floats
+    gpus: Floats
+    kw: Floats
+    pausable: Bools
+    again: Floats
+    chunk: Floats
+    pause_cost: Floats
+    unserved: Floats
+    team: Ints
+    ready: Floats
+    run: Floats
+    fixed: Floats
+    mask: Ints
+    draw: Floats
+    cap_draw: Floats
+    cap_speed: Floats
+    caps: Bools
+    here: Ints
+    planned: Floats
+    keep: Floats
+    floor: Floats
+    order: Ints
+
+
+class Prices(NamedTuple):
+    """What a slot's room is worth: per GPU and per W at the meter by lane, per start by lane, per GPU by team."""
+
+    gpu: Floats
+    watt: Floats
+    start: Floats
+    team: Floats
+
+
+class Free(NamedTuple):
+    """What is free in each slot: GPUs and W by lane, W and places for jobs by region, GPUs by team."""
+
+    gpus: Floats
+    lane_w: Floats
+    region_w: Floats
+    starts: Floats
+    team: Floats
+
+
+class Placed(NamedTuple):
+    """Where the jobs are: ``lane`` (-1: nowhere), ``cap``, ``runs`` of them, and of each run its seconds and its slots. ``cost``
+    is without prices, ``load`` what its room is worth. ``members`` (L, J) lists the jobs of each lane, ``count`` how many, ``at`` where a job is in its list."""
+
+    lane: Ints
+    cap: Ints
+    runs: Ints
+    begin: Floats
+    end: Floats
+    first: Ints
+    stop: Ints
+    cost: Floats
+    load: Floats
+    members: Ints
+    count: Ints
+    at: Ints
+
+
+class Found(NamedTuple):
+    """The best option of one look: ``what`` is lane, cap and number of runs."""
+
+    what: Ints
+    begin: Floats
+    end: Floats
+    first: Ints
+    stop: Ints
+    cost: Floats
+
+
+class Space(NamedTuple):
+    """Room to work in, of the grid's length."""
+
+    cost: Floats
+    price: Floats
+    length: Floats
+    rate: Floats
+    free: Bools
+    order: Ints
+    value: Floats
+    on: Floats
+    off: Floats
+    back: Ints
+    needs: Ints
+    chosen: Bools
+    best: Bools
+    gain: Floats
+    stops: Bools
+
+
+def found() -> Found:
+    """An empty Found."""
+    return Found(
+        np.full(3, NOWHERE, dtype=np.int64),
+        np.zeros(MAX_RUNS),
+        np.zeros(MAX_RUNS),
+        np.zeros(MAX_RUNS, dtype=np.int64),
+        np.zeros(MAX_RUNS, dtype=np.int64),
+        np.zeros(1),
+    )
+
+
+def space(slots: int) -> Space:
+    """Room to work in for a grid of so many slots."""
+    n = slots + 2
+
+    def floats() -> Floats:
+        return np.zeros(n)
+
+    def ints() -> Ints:
+        return np.zeros(n, dtype=np.int64)
+
+    def bools() -> Bools:
+        return np.zeros(n, dtype=np.bool_)
+
+    return Space(
+        floats(), floats(), floats(), floats(), bools(), ints(), floats(), floats(), floats(), ints(), ints(), bools(), bools(),
+        floats(), bools(),
+    )
+
+
+def compiled(function: Any) -> Any:
+    """Compiled on its first call and kept on disk; other threads run beside it."""
+    return njit(cache=True, nogil=True, error_model="numpy")(function)
+
+
+# --- small parts ------------------------------------------------------------------------------------------------------
+
+
+@compiled
+def _slot_of(edges, at):  # type: ignore[no-untyped-def]
+    """The slot that holds the moment ``at``."""
+    return max(np.searchsorted(edges, at + SLACK, side="right") - 1, 0)
+
+
+@compiled
+def _slots_before(edges, at):  # type: ignore[no-untyped-def]
+    """How many slots begin before ``at``."""
+    return min(np.searchsorted(edges, at - SLACK, side="left"), len(edges) - 1)
+
+
+@compiled
+def _cheapest(rate, length, order, n, need):  # type: ignore[no-untyped-def]
+    """Order slots so that the first k are those with the least ``rate`` that together hold ``need`` seconds, the last of them
+    perhaps in part. Returns k (0: they do not hold it), what those seconds cost and the rate of the dearest."""
+    total = 0.0
+    for i in range(n):
+        total += length[i]
+        order[i] = i
+    if total < need - SLACK:
+        return 0, INF, INF
+    low, high, left, cost = 0, n - 1, need, 0.0
+    while low < high:
+        a, b, c = rate[order[low]], rate[order[(low + high) // 2]], rate[order[high]]
+        pivot = max(min(a, b), min(max(a, b), c))
+        i, j = low, high
+        while i <= j:
+            while rate[order[i]] < pivot:
+                i += 1
+            while rate[order[j]] > pivot:
+                j -= 1
+            if i <= j:
+                order[i], order[j] = order[j], order[i]
+                i += 1
+                j -= 1
+        # now low..j are at most the pivot, i..high at least, and what is between equals it
+        seconds, paid = 0.0, 0.0
+        for k in range(low, j + 1):
+            seconds += length[order[k]]
+            paid += length[order[k]] * rate[order[k]]
+        if seconds >= left - SLACK and j >= low:
+            high = j
+            continue
+        left -= seconds
+        cost += paid
+        low = j + 1
+        seconds, paid = 0.0, 0.0
+        for k in range(low, i):
+            seconds += length[order[k]]
+            paid += length[order[k]] * rate[order[k]]
+        if seconds >= left - SLACK and i > low:
+            high = i - 1  # all of these have one rate: take as many as are needed
+            for k in range(low, i):
+                part = min(left, length[order[k]])
+                cost += part * rate[order[k]]
+                left -= part
+                if left <= SLACK:
+                    return k + 1, cost, rate[order[k]]
+        left -= seconds
+        cost += paid
+        low = i
+    cost += left * rate[order[low]]
+    return low + 1, cost, rate[order[low]]
+
+
+# --- prices -----------------------------------------------------------------------------------------------------------
+
+
+@compiled
+def respond(jobs, supply, demand, prices, has_team, steps, gpu_use, watt_use, start_use, team_use, value, worth, work):  # type: ignore[no-untyped-def]
+    """Give each of ``jobs`` its best option at ``prices`` as if there were room for all, and add up what they would use.
+
+    ``value`` gets what that costs each, prices included. For a job that may be paused it is the cost of its cheapest seconds,
+    however they lie, so the sum is a lower bound. Use is at the meter by lane (W), by lane (GPUs, places), by team (GPUs).
+    """
+    edges = supply.edges
+    slots = len(edges) - 1
+    keep = np.empty(slots, dtype=np.int64)
+    for j in jobs:
+        best, lane, first, stop, kept, cap, worth_here, share = INF, NOWHERE, 0, 0, 0, 0, worth[j], 1.0
+        g, t_ = demand.gpus[j], demand.team[j]
+        for q in range(demand.order.shape[1]):
+            l = demand.order[j, q]
+            if demand.floor[j, l] >= best:
+                break
+            here = demand.here[j] == l
+            ready = 0.0 if here else demand.ready[j, l]
+            a = _slot_of(edges, ready)
+            n = _slots_before(edges, demand.last[j]) - a
+            if n <= 0:
+                continue
+            mask = demand.mask[j, l]
+            for c in range(len(demand.cap_speed)):
+                if not demand.caps[j, c]:
+                    continue
+                run = demand.run[j, l] / demand.cap_speed[c]
+                kw = demand.kw[j] * demand.draw[j, l] * demand.cap_draw[c]
+                w = kw * 1000.0 * supply.pue[l]
+                fixed = demand.fixed[j, l]
+                if demand.pausable[j] and run >= 2.0 * demand.chunk[j] - SLACK:
+                    m = 0
+                    for i in range(n):
+                        t = a + i
+                        work.free[i] = supply.known[l, t] and not supply.masks[mask, t]
+                        whole = edges[t + 1] - edges[t]
+                        length = min(edges[t + 1], demand.last[j]) - max(edges[t], ready)
+                        price = g * prices.gpu[l, t] + w * prices.watt[l, t] + prices.start[l, t]
+                        if has_team:
+                            price += g * prices.team[t_, t]
+                        work.length[i] = length
+                        work.rate[i] = kw * supply.energy[l, t] / whole + price / length
+                        if work.free[i]:
+                            work.on[m] = work.rate[i]
+                            work.off[m] = length
+                            m += 1
+                    k, total, _ = _cheapest(work.on, work.off, work.order, m, run)
+                    if k == 0 or total + fixed >= best:
+                        continue
+                    score, more, bound, at = _runs_of(demand, j, l, run, n, worth[j], steps, work)
+                    total = max(total, bound) + fixed
+                    if total >= best or score == INF and bound == INF:
+                        continue
+                    best, lane, cap = total, l, c
+                    worth_here = at
+                    share = run / (run + more)  # in the mean it uses no more than it needs
+                    kept = 0
+                    for i in range(n):
+                        if work.best[i]:
+                            keep[kept] = a + i
+                            kept += 1
+                else:
+                    work.cost[0] = 0.0
+                    work.price[0] = 0.0
+                    for i in range(n):
+                        t = a + i
+                        price = g * prices.gpu[l, t] + w * prices.watt[l, t] + prices.start[l, t]
+                        if has_team:
+                            price += g * prices.team[t_, t]
+                        work.cost[i + 1] = work.cost[i] + kw * supply.energy[l, t]
+                        work.price[i + 1] = work.price[i] + price
+                    e, barred = 0, -1
+                    for s in range(n):
+                        begin = max(edges[a + s], ready)
+                        end = begin + run
+                        if end > demand.last[j] + SLACK:
+                            break
+                        e = max(e, s)
+                        while edges[a + e + 1] < end - SLACK:
+                            e += 1
+                        while barred < e:
+                            barred += 1
+                            if supply.masks[mask, a + barred] or not supply.known[l, a + barred]:
+                                work.needs[barred] = barred
+                            else:
+                                work.needs[barred] = work.needs[barred - 1] if barred > 0 else -1
+                        if work.needs[e] >= s:
+                            continue
+                        part = (end - edges[a + e]) / (edges[a + e + 1] - edges[a + e])
+                        total = work.cost[e] + (work.cost[e + 1] - work.cost[e]) * part - work.cost[s] + fixed
+                        total += work.price[e + 1] - work.price[s]
+                        if s == 0:
+                            total -= work.cost[1] * (begin - edges[a]) / (edges[a + 1] - edges[a])
+                        if total < best:
+                            best, lane, first, stop, kept, cap, share = total, l, a + s, a + e + 1, 0, c, 1.0
+        if demand.unserved[j] < best:
+            best, lane = demand.unserved[j], NOWHERE
+        value[j] = best
+        worth[j] = worth_here
+        if lane == NOWHERE:
+            continue
+        w = demand.kw[j] * demand.draw[j, lane] * demand.cap_draw[cap] * 1000.0 * supply.pue[lane]
+        for i in range(kept if kept > 0 else stop - first):
+            t = keep[i] if kept > 0 else first + i
+            gpu_use[lane, t] += g * share
+            watt_use[lane, t] += w * share
+            start_use[lane, t] += share
+            if has_team:
+                team_use[t_, t] += g * share
+
+
+# --- one job against what is free -------------------------------------------------------------------------------------
+
+
+@compiled
+def _fits(supply, free, l, t, g, w, team):  # type: ignore[no-untyped-def]
+    r = supply.region[l]
+    return (
+        free.gpus[l, t] >= g - SLACK
+        and free.region_w[r, t] >= w - SLACK
+        and free.lane_w[l, t] >= w - SLACK
+        and free.starts[r, t] >= 1.0 - SLACK
+        and free.team[team, t] >= g - SLACK
+    )
+
+
+@compiled
+def _over(supply, free, prices, l, t, g, w, team):  # type: ignore[no-untyped-def]
+    """What the room is worth that a job would take in a slot beyond what is free there."""
+    r = supply.region[l]
+    price = max(0.0, g - max(0.0, free.gpus[l, t])) * prices.gpu[l, t]
+    short = w - max(0.0, min(free.region_w[r, t], free.lane_w[l, t]))
+    price += max(0.0, short) * prices.watt[l, t]
+    if free.starts[r, t] < 1.0 - SLACK:
+        price += prices.start[l, t]
+    return price + max(0.0, g - max(0.0, free.team[team, t])) * prices.team[team, t]
+
+
+@compiled
+def _runs_of(demand, j, l, run, n, guess, steps, work):  # type: ignore[no-untyped-def]
+    """The best runs in the free slots of a window, in ``work.best``: (score, seconds beyond what is needed, a lower bound on the
+    score of any runs, the worth of a second at it); INF where there are none. ``work.rate`` is the score of a second in each
+    slot, ``work.length`` its usable seconds, ``work.free`` whether it is free. ``guess`` is a worth to begin with.
+
+    A second that runs is given a worth; at each worth the best set of runs is found slot by slot, and the least worth whose
+    runs hold the work is searched for. A run is no shorter than ``chunk``, and each after the first pays for its resume.
+    """
+    chunk = min(demand.chunk[j], run)
+    here = demand.here[j] == l
+    again, pause = demand.again[j], demand.pause_cost[j]
+    # the first slot behind the shortest run from each slot on, 0 where there is none
+    e, seconds = 0, 0.0
+    low, high = INF, -INF
+    for s in range(n):
+        if e < s:
+            e, seconds = s, 0.0
+        # a run from the first slot, of which only a part may be usable, may be shorter in a bound than in a plan
+        while e < n and seconds < chunk - SLACK and work.free[e]:
+            seconds += work.length[e]
+            e += 1
+        work.needs[s] = e if seconds >= chunk - SLACK and e > s else 0
+        if e > s:
+            seconds -= work.length[s]
+        if work.free[s]:
+            low = min(low, work.rate[s])
+            high = max(high, work.rate[s])
+    if high < low:
+        return INF, 0.0, INF, 0.0
+    high += (pause + again * abs(high)) / max(chunk, 1.0) + 1e-3 * (high - low) + 1e-12
+    done_score, done_more, span, top = INF, 0.0, high - low, high
+    bound, bound_at = -INF, high
+    worth = guess if low < guess < high else high
+    for step in range(steps):
+        dear = pause + worth * again
+        work.off[0] = 0.0
+        work.on[0] = 0.0 if here else INF
+        work.value[0] = 0.0
+        for t in range(n):
+            work.value[t + 1] = work.value[t] + (work.length[t] * (work.rate[t] - worth) if work.free[t] else 0.0)
+            work.gain[t + 1] = INF
+        for t in range(n):
+            ahead = work.needs[t]
+            if ahead > 0:
+                total = work.off[t] + dear + work.value[ahead] - work.value[t]
+                if total < work.gain[ahead]:
+                    work.gain[ahead] = total
+                    work.order[ahead] = t
+            on = work.on[t] + work.value[t + 1] - work.value[t] if work.free[t] else INF
+            work.back[t + 1] = -1
+            if work.gain[t + 1] < on:
+                on = work.gain[t + 1]
+                work.back[t + 1] = work.order[t + 1]
+            work.on[t + 1] = on
+            work.stops[t + 1] = on < work.off[t]
+            work.off[t + 1] = min(on, work.off[t])
+        t, running, runs, seconds, score = n, False, 0, 0.0, 0.0
+        for k in range(n):
+            work.chosen[k] = False
+        while t > 0:
+            if not running:
+                if work.stops[t]:
+                    running = True
+                else:
+                    t -= 1
+                continue
+            begin = work.back[t]
+            if begin >= 0:
+                runs += 1
+                running = False
+            else:
+                begin = t - 1
+            for k in range(begin, t):
+                work.chosen[k] = True
+                seconds += work.length[k]
+                score += work.length[k] * work.rate[k]
+            t = begin
+        least = work.off[n] + worth * run - (0.0 if here else dear)
+        if least > bound:
+            bound, bound_at = least, worth
+        resumes = runs if here else max(runs - 1, 0)
+        have = seconds - again * resumes
+        if have >= run - SLACK and runs + (1 if here else 0) <= MAX_RUNS:
+            high = worth
+            done_score = score + pause * resumes
+            done_more = have - run
+            for k in range(n):
+                work.best[k] = work.chosen[k]
+            if done_more <= SLACK:
+                break
+        elif worth >= top:
+            return INF, 0.0, INF, top  # not even with every second worth more than it costs
+        else:
+            low = worth
+        if high - low < 1e-4 * span:
+            break
+        worth = 0.5 * (low + high)
+        if step == 0 and guess == bound_at:  # the worth has moved little since the guess was made: look near it first
+            worth = max(worth, guess - 0.05 * span) if high == guess else min(worth, guess + 0.05 * span)
+    if done_score == INF:
+        return INF, 0.0, bound, bound_at
+    return done_score, done_more, bound, bound_at
+
+
+@compiled
+def look(j, supply, demand, prices, free, theta, rho, has_limits, work, out):  # type: ignore[no-untyped-def]
+    """The best place for job ``j`` now, in ``out``; returns its score (INF: none but being left out).
+
+    The score is its cost and ``theta`` times the prices of its room. With ``rho`` < 0 only slots with room count; else a slot
+    without is allowed at ``rho`` times what the room is worth that it takes from others. ``has_limits`` tells whether there is
+    any limit beside GPUs.
+    """
+    edges = supply.edges
+    best = INF
+    out.what[0] = NOWHERE
+    g, team = demand.gpus[j], demand.team[j]
+    for q in range(demand.order.shape[1]):
+        l = demand.order[j, q]
+        if demand.floor[j, l] - demand.keep[j] >= best:
+            break
+        here = demand.here[j] == l
+        ready = 0.0 if here else demand.ready[j, l]
+        a = _slot_of(edges, ready)
+        n = _slots_before(edges, demand.last[j]) - a
+        if n <= 0:
+            continue
+        mask = demand.mask[j, l]
+        bonus_at = demand.planned[j, 1] if demand.planned[j, 0] == l else -INF
+        for c in range(len(demand.cap_speed)):
+            if not demand.caps[j, c]:
+                continue
+            run = demand.run[j, l] / demand.cap_speed[c]
+            kw = demand.kw[j] * demand.draw[j, l] * demand.cap_draw[c]
+            w = kw * 1000.0 * supply.pue[l]
+            fixed = demand.fixed[j, l]
+            work.cost[0] = 0.0
+            work.price[0] = 0.0
+            roomy = 0.0
+            for i in range(n):
+                t = a + i
+                usable = supply.known[l, t] and not supply.masks[mask, t]
+                price = 0.0
+                if theta > 0.0:
+                    price = theta * (g * (prices.gpu[l, t] + prices.team[team, t]) + w * prices.watt[l, t] + prices.start[l, t])
+                if usable:
+                    if has_limits:
+                        fits = _fits(supply, free, l, t, g, w, team)
+                    else:
+                        fits = free.gpus[l, t] >= g - SLACK
+                    if not fits:
+                        if rho < 0.0:
+                            usable = False
+                        else:
+                            price += rho * _over(supply, free, prices, l, t, g, w, team)
+                work.free[i] = usable
+                length = min(edges[t + 1], demand.last[j]) - max(edges[t], ready)
+                work.length[i] = length
+                if usable:
+                    roomy += length
+                energy = kw * supply.energy[l, t]
+                work.cost[i + 1] = work.cost[i] + energy
+                work.price[i + 1] = work.price[i] + price
+                work.rate[i] = energy / (edges[t + 1] - edges[t]) + price / length
+            if roomy < run - SLACK:
+                continue
+            # one run without a pause
+            e, barred = 0, -1
+            for s in range(n):
+                begin = max(edges[a + s], ready)
+                end = begin + run
+                if end > demand.last[j] + SLACK:
+                    break
+                e = max(e, s)
+                while edges[a + e + 1] < end - SLACK:
+                    e += 1
+                while barred < e:
+                    barred += 1
+                    if not work.free[barred]:
+                        work.needs[barred] = barred
+                    else:
+                        work.needs[barred] = work.needs[barred - 1] if barred > 0 else -1
+                if here and s > 0:
+                    break  # it runs on from now, or is paused, which is looked at below
+                if work.needs[e] >= s:
+                    continue
+                part = (end - edges[a + e]) / (edges[a + e + 1] - edges[a + e])
+                cost = work.cost[e] + (work.cost[e + 1] - work.cost[e]) * part - work.cost[s] + fixed
+                if s == 0:
+                    cost -= work.cost[1] * (begin - edges[a]) / (edges[a + 1] - edges[a])
+                score = cost + work.price[e + 1] - work.price[s]
+                if abs(begin - bonus_at) < 1.0:
+                    score -= demand.keep[j]
+                if score < best - 1e-12:
+                    best = score
+                    out.what[0] = l
+                    out.what[1] = c
+                    out.what[2] = 1
+                    out.begin[0] = begin
+                    out.end[0] = end
+                    out.first[0] = a + s
+                    out.stop[0] = a + e + 1
+                    out.cost[0] = cost
+            if not demand.pausable[j] or run < 2.0 * demand.chunk[j] - SLACK:
+                continue
+            # several runs: first what they would cost at the very least
+            m = 0
+            for i in range(n):
+                if work.free[i]:
+                    work.on[m] = work.rate[i]
+                    work.off[m] = work.length[i]
+                    m += 1
+            k, least, _ = _cheapest(work.on, work.off, work.order, m, run)
+            if k == 0 or least + fixed >= best - 1e-9 * abs(best):
+                continue
+            score, more, _, _ = _runs_of(demand, j, l, run, n, -INF, 24, work)
+            if score + fixed >= best and more <= SLACK:
+                continue
+            if score < INF:
+                best = _take_runs(supply, demand, j, l, c, kw, run, ready, a, n, more, here, fixed, best, work, out)
+    return best
+
+
+@compiled
+def _take_runs(supply, demand, j, l, c, kw, run, ready, a, n, more, here, fixed, best, work, out):  # type: ignore[no-untyped-def]
+    """Write the runs of ``work.best`` to ``out``, shortened by the ``more`` seconds that they hold too much, where that is
+    better than ``best``; returns the better score."""
+    edges = supply.edges
+    chunk = min(demand.chunk[j], run)
+    # shorten: whole slots at the ends of runs, the dearest first, then a part of one run's last slot
+    while more > SLACK:
+        dearest, at = -INF, -1
+        i = 0
+        while i < n:
+            if not work.best[i]:
+                i += 1
+                continue
+            e, seconds = i, 0.0
+            while e < n and work.best[e]:
+                seconds += work.length[e]
+                e += 1
+            going_on = here and i == 0
+            for end in (0, 1):
+                t = e - 1 if end == 0 else i
+                if going_on and end == 1:
+                    continue
+                whole = work.length[t] <= more + SLACK
+                if end == 1 and not whole:
+                    continue
+                cut = min(work.length[t], more)
+                if seconds - cut < (0.0 if going_on else chunk) - SLACK:
+                    continue
+                if work.rate[t] > dearest:
+                    dearest, at = work.rate[t], t
+            i = e
+        if at < 0:
+            break
+        if work.length[at] <= more + SLACK:
+            more -= work.length[at]
+            work.best[at] = False
+        else:
+            break
+    runs, score, cost, i = 0, fixed, fixed, 0
+    left = more
+    first_again = not here
+    cut_at, cut_rate = -1, -INF
+    i = 0
+    while i < n:  # the run whose last slot is the dearest gives the rest
+        if work.best[i]:
+            e, seconds = i, 0.0
+            while e < n and work.best[e]:
+                seconds += work.length[e]
+                e += 1
+            if left > SLACK and seconds - min(left, work.length[e - 1]) >= (0.0 if here and i == 0 else chunk) - SLACK:
+                if work.rate[e - 1] > cut_rate and work.length[e - 1] > left:
+                    cut_rate, cut_at = work.rate[e - 1], e - 1
+            i = e
+        else:
+            i += 1
+    i = 0
+    while i < n:
+        if not work.best[i]:
+            i += 1
+            continue
+        e = i
+        while e < n and work.best[e]:
+            e += 1
+        if runs >= MAX_RUNS:
+            return best
+        begin = max(edges[a + i], ready)
+        end = min(edges[a + e], demand.last[j])
+        if e - 1 == cut_at:
+            end -= left
+        for t in range(i, e):
+            seconds = work.length[t]
+            if t == cut_at:
+                seconds -= left
+            whole = edges[a + t + 1] - edges[a + t]
+            energy = kw * supply.energy[l, a + t] / whole
+            cost += energy * seconds
+            # the room of a slot is taken whole, however short the run is in it
+            score += energy * seconds + (work.rate[t] - energy) * work.length[t]
+        work.on[runs] = begin
+        work.off[runs] = end
+        work.order[runs] = a + i
+        work.needs[runs] = a + e
+        if not (here and i == 0) and not (first_again):
+            score += demand.pause_cost[j]
+        first_again = False
+        runs += 1
+        i = e
+    if score >= best - 1e-12 or runs == 0:
+        return best
+    out.what[0] = l
+    out.what[1] = c
+    out.what[2] = runs
+    out.cost[0] = cost
+    for k in range(runs):
+        out.begin[k] = work.on[k]
+        out.end[k] = work.off[k]
+        out.first[k] = work.order[k]
+        out.stop[k] = work.needs[k]
+    return score
+
+
+# --- taking and giving back -------------------------------------------------------------------------------------------
+
+
+@compiled
+def occupy(j, supply, demand, free, placed, sign):  # type: ignore[no-untyped-def]
+    """Take (sign 1) or give back (-1) the room of job ``j`` where it is placed."""
+    l = placed.lane[j]
+    if l == NOWHERE:
+        return
+    g, team, r = demand.gpus[j], demand.team[j], supply.region[l]
+    w = demand.kw[j] * demand.draw[j, l] * demand.cap_draw[placed.cap[j]] * 1000.0 * supply.pue[l]
+    for k in range(placed.runs[j]):
+        for t in range(placed.first[j, k], placed.stop[j, k]):
+            free.gpus[l, t] -= sign * g
+            free.lane_w[l, t] -= sign * w
+            free.region_w[r, t] -= sign * w
+            free.starts[r, t] -= sign
+            free.team[team, t] -= sign * g
+    if sign > 0:
+        placed.at[j] = placed.count[l]
+        placed.members[l, placed.count[l]] = j
+        placed.count[l] += 1
+    else:
+        placed.count[l] -= 1
+        last = placed.members[l, placed.count[l]]
+        placed.members[l, placed.at[j]] = last
+        placed.at[last] = placed.at[j]
+
+
+@compiled
+def put(j, supply, demand, prices, found, placed):  # type: ignore[no-untyped-def]
+    """Write an option down as where ``j`` is, without taking its room."""
+    placed.lane[j] = found.what[0]
+    if found.what[0] == NOWHERE:
+        placed.runs[j] = 0
+        placed.cost[j] = demand.unserved[j]
+        placed.load[j] = 0.0
+        return
+    placed.cap[j] = found.what[1]
+    placed.runs[j] = found.what[2]
+    placed.cost[j] = found.cost[0]
+    for k in range(found.what[2]):
+        placed.begin[j, k] = found.begin[k]
+        placed.end[j, k] = found.end[k]
+        placed.first[j, k] = found.first[k]
+        placed.stop[j, k] = found.stop[k]
+    l, g, team = found.what[0], demand.gpus[j], demand.team[j]
+    w = demand.kw[j] * demand.draw[j, l] * demand.cap_draw[found.what[1]] * 1000.0 * supply.pue[l]
+    load = 0.0
+    for k in range(found.what[2]):
+        for t in range(found.first[k], found.stop[k]):
+            load += g * (prices.gpu[l, t] + prices.team[team, t]) + w * prices.watt[l, t] + prices.start[l, t]
+    placed.load[j] = load
+
+
+@compiled
+def copy_place(j, placed, i, other):  # type: ignore[no-untyped-def]
+    """Write down as where ``i`` is in ``other`` where ``j`` is in ``placed``, without any room taken or given back."""
+    other.lane[i] = placed.lane[j]
+    other.cap[i] = placed.cap[j]
+    other.runs[i] = placed.runs[j]
+    other.cost[i] = placed.cost[j]
+    other.load[i] = placed.load[j]
+    for k in range(placed.runs[j]):
+        other.begin[i, k] = placed.begin[j, k]
+        other.end[i, k] = placed.end[j, k]
+        other.first[i, k] = placed.first[j, k]
+        other.stop[i, k] = placed.stop[j, k]
+
+
+# --- plans ------------------------------------------------------------------------------------------------------------
+
+
+@compiled
+def place_each(jobs, supply, demand, prices, free, placed, theta, has_limits, work, out):  # type: ignore[no-untyped-def]
+    """Place ``jobs``, none of which is placed yet, one after the other in what is free. Returns how many found no place."""
+    left_out = 0
+    for j in jobs:
+        look(j, supply, demand, prices, free, theta, -1.0, has_limits, work, out)
+        put(j, supply, demand, prices, out, placed)
+        occupy(j, supply, demand, free, placed, 1)
+        left_out += placed.lane[j] == NOWHERE
+    return left_out
+
+
+@compiled
+def offer_again(jobs, supply, demand, prices, free, placed, theta, has_limits, work, out, undo):  # type: ignore[no-untyped-def]
+    """Offer each of ``jobs`` what the others leave free now; it moves where that is cheaper. Returns what this saves."""
+    saved = 0.0
+    for j in jobs:
+        before = placed.cost[j] + theta * placed.load[j]
+        copy_place(j, placed, 0, undo)
+        occupy(j, supply, demand, free, placed, -1)
+        score = look(j, supply, demand, prices, free, theta, -1.0, has_limits, work, out)
+        if out.what[0] != NOWHERE and score < before - 1e-9 * abs(before):
+            saved += placed.cost[j] - out.cost[0]
+            put(j, supply, demand, prices, out, placed)
+        else:
+            copy_place(0, undo, j, placed)
+        occupy(j, supply, demand, free, placed, 1)
+    return saved
+
+
+@compiled
+def _is_short(supply, free, l, t):  # type: ignore[no-untyped-def]
+    """Which limit a slot is over: 0 none, 1 the lane's own, 2 one of the region."""
+    r = supply.region[l]
+    if free.gpus[l, t] < -SLACK or free.lane_w[l, t] < -SLACK:
+        return 1
+    if free.region_w[r, t] < -SLACK or free.starts[r, t] < -SLACK:
+        return 2
+    return 0
+
+
+@compiled
+def _victim(j, supply, demand, free, placed, l, t, scope):  # type: ignore[no-untyped-def]
+    """The job in slot ``t`` whose leaving mends most of what is over there for the least worth of room; -1: none."""
+    r = supply.region[l]
+    best, victim = INF, -1
+    short_g, short_w = -free.gpus[l, t], -min(free.region_w[r, t], free.lane_w[l, t])
+    for m in range(len(supply.region)):
+        if m != l and (scope == 1 or supply.region[m] != r):
+            continue
+        for i in range(placed.count[m]):
+            v = placed.members[m, i]
+            if v == j:
+                continue
+            inside = False
+            for k in range(placed.runs[v]):
+                if placed.first[v, k] <= t < placed.stop[v, k]:
+                    inside = True
+                    break
+            if not inside:
+                continue
+            part = 1.0
+            if short_g > SLACK and m == l:
+                part = min(part, demand.gpus[v] / short_g)
+            if short_w > SLACK:
+                w = demand.kw[v] * demand.draw[v, m] * demand.cap_draw[placed.cap[v]] * 1000.0 * supply.pue[m]
+                part = min(part, w / short_w)
+            if part <= 0.0:
+                continue
+            # what it could cost elsewhere is at least its floor: a job far above it loses little by going
+            loss = (placed.load[v] + 1e-9) / part
+            if loss < best:
+                best, victim = loss, v
+    return victim
+
+
+@compiled
+def make_room(j, supply, demand, prices, free, placed, rho, has_limits, most, work, out, undo, touched, waiting):  # type: ignore[no-untyped-def]
+    """Give job ``j`` a better place even where others must leave it, who are then placed anew, perhaps in the same way; all is
+    undone unless the whole comes out cheaper. Returns what it saves.
+
+    ``most`` jobs are touched at most; ``undo``, ``touched`` and ``waiting`` have room for so many.
+    """
+    count, pending, delta = 0, 0, 0.0
+    waiting[0] = j
+    pending = 1
+    failed = False
+    step = 0
+    while pending > 0:
+        pending -= 1
+        v = waiting[pending]
+        known = -1
+        for i in range(count):
+            if touched[i] == v:
+                known = i
+        if known < 0:
+            if count >= most:
+                failed = True
+                break
+            touched[count] = v
+            copy_place(v, placed, count, undo)
+            delta -= placed.cost[v]
+            count += 1
+            occupy(v, supply, demand, free, placed, -1)
+            placed.lane[v] = NOWHERE
+            placed.runs[v] = 0
+        # the first is to take a better place than it has; those it drives away take what is free, or drive away others
+        soft = step == 0
+        look(v, supply, demand, prices, free, 0.0, rho if soft else -1.0, has_limits, work, out)
+        if not soft and count < most - 1 and step < most:
+            hard = out.cost[0] if out.what[0] != NOWHERE else demand.unserved[v]
+            if delta + hard >= -1e-12:
+                score = look(v, supply, demand, prices, free, 0.0, rho, has_limits, work, out)
+                if out.what[0] == NOWHERE or score >= hard - 1e-12:
+                    look(v, supply, demand, prices, free, 0.0, -1.0, has_limits, work, out)
+        step += 1
+        put(v, supply, demand, prices, out, placed)
+        occupy(v, supply, demand, free, placed, 1)
+        delta += placed.cost[v]
+        if step == 1 and delta >= -1e-12:
+            failed = True
+            break
+        l = placed.lane[v]
+        if l == NOWHERE:
+            if delta >= -1e-12:
+                failed = True
+                break
+            continue
+        for k in range(placed.runs[v]):
+            for t in range(placed.first[v, k], placed.stop[v, k]):
+                scope = _is_short(supply, free, l, t)
+                while scope > 0 and not failed:
+                    other = _victim(v, supply, demand, free, placed, l, t, scope)
+                    seen = False
+                    for i in range(count):
+                        if touched[i] == other:
+                            seen = True
+                    if other < 0 or seen or count >= most:
+                        failed = True
+                        break
+                    touched[count] = other
+                    copy_place(other, placed, count, undo)
+                    delta -= placed.cost[other]
+                    count += 1
+                    occupy(other, supply, demand, free, placed, -1)
+                    placed.lane[other] = NOWHERE
+                    placed.runs[other] = 0
+                    waiting[pending] = other
+                    pending += 1
+                    scope = _is_short(supply, free, l, t)
+                if failed:
+                    break
+            if failed:
+                break
+        if failed:
+            break
+    if not failed and delta < -1e-9:
+        return -delta
+    for i in range(count):
+        occupy(touched[i], supply, demand, free, placed, -1)
+        placed.lane[touched[i]] = NOWHERE
+    for i in range(count):
+        copy_place(i, undo, touched[i], placed)
+        occupy(touched[i], supply, demand, free, placed, 1)
+    return 0.0
