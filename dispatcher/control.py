@@ -28,6 +28,7 @@ from dispatcher.reconcile import Books, Seen, Usage, checkpoint_timeout, finish,
 from dispatcher.regions import Region
 from dispatcher.signal_book import SignalBook
 from dispatcher.store import Attempt, Change, Job, Store
+from dispatcher.store.copying import maker
 from policies.decide import decide
 from policies.registry import quota
 from policies.runtimes import Learned
@@ -51,6 +52,8 @@ from policies.world import (
 )
 
 log = logging.getLogger(__name__)
+# A backtest makes hundreds of thousands of these.
+_new_attempt, _new_change, _new_view = maker(Attempt), maker(Change), maker(JobView)
 
 #: At most this many attempts of one region are being started at once: each is a new process on its head.
 MAX_LAUNCHING = 32
@@ -903,9 +906,9 @@ def _change(
 def launch_change(job: Job, region: str, reason: str, now: datetime, gpu_type: str | None = None) -> Change:
     """The change that starts the next attempt of ``job`` in ``region``, on GPUs of ``gpu_type`` (None: any)."""
     number = job.attempt + 1
-    attempt = Attempt(job.id, number, region, submission_id(job.id, number), launched_at=now, gpu_type=gpu_type)
+    attempt = _new_attempt(job.id, number, region, submission_id(job.id, number), launched_at=now, gpu_type=gpu_type)
     fields = {"attempt": number, "region": region, "not_before_at": None, "run_started_at": None}
-    return Change(
+    return _new_change(
         job_id=job.id,
         at=now,
         kind="state",
@@ -924,7 +927,7 @@ def view_of(job: Job, learned_s: float | None = None, gpu_type: str | None = Non
     ``gpu_type`` what its live attempt runs on."""
     flex = job.flex if learned_s is None else replace(job.flex, runtime_s=max(learned_s, 1.0))
     least_s = min(60.0, 0.1 * flex.runtime_s)
-    return JobView(
+    return _new_view(
         id=job.id,
         state=job.state,
         state_since=job.state_since,

@@ -11,8 +11,10 @@ from typing import Any
 
 from dispatcher.clusters import AttemptStatus, RayStatus
 from dispatcher.store import Attempt, Change, Job
+from dispatcher.store.copying import maker
 from policies.world import JobState, Pausable
 
+_new_change = maker(Change)  # a backtest makes hundreds of thousands of them
 #: Ray error types that mean the attempt was lost with its machine, not that the job's own code failed.
 LOST_ERRORS = frozenset({"JOB_SUPERVISOR_ACTOR_DIED", "JOB_SUPERVISOR_ACTOR_UNKNOWN_FAILURE"})
 #: A cluster that was not restarted and yet denies an attempt is believed after this many wall seconds: a proxy that has lost
@@ -140,7 +142,7 @@ def finish(
     fields: dict[str, Any] = {"finished_at": at, "run_started_at": None, **_usage_fields(job, books)}
     if seen is not None:
         fields |= {"error_type": seen.error_type if to is JobState.FAILED else None, "exit_code": seen.exit_code}
-    return Change(
+    return _new_change(
         job_id=job.id,
         at=at,
         kind="state",
@@ -168,7 +170,7 @@ def lost(job: Job, attempt: Attempt, why: str, now: datetime, *, books: Books, r
     to = JobState.QUEUED
     if job.state is JobState.LAUNCHING and job.pauses > 0:
         to = JobState.PAUSED
-    return Change(
+    return _new_change(
         job_id=job.id,
         at=now,
         kind="state",
@@ -189,7 +191,7 @@ def lost(job: Job, attempt: Attempt, why: str, now: datetime, *, books: Books, r
 
 def launch_failed(job: Job, why: str, now: datetime, retry: Retry, outcome: str = "refused") -> Change:
     """The change for an attempt that never began: the job waits for its turn again, and no attempt counts as lost."""
-    return Change(
+    return _new_change(
         job_id=job.id,
         at=now,
         kind="state",
@@ -212,7 +214,7 @@ def paused(job: Job, now: datetime, ended_at: datetime, *, books: Books) -> Chan
     ran_s = (saved_at - job.run_started_at).total_seconds() if job.run_started_at else 0.0
     if job.pauses:
         ran_s -= job.flex.restart_s
-    return Change(
+    return _new_change(
         job_id=job.id,
         at=now,
         kind="state",
@@ -240,7 +242,7 @@ def checkpoint_timeout(job: Job, now: datetime, grace_s: float) -> Change | None
         return None
     if now < job.pause_requested_at + timedelta(seconds=job.flex.checkpoint_s + grace_s):
         return None
-    return Change(
+    return _new_change(
         job_id=job.id,
         at=now,
         kind="state",
@@ -290,7 +292,7 @@ def reconcile(
         sentence = f"starting in {attempt.region}" + (f": {status.message}" if status.message else "")
         waits = job.state is JobState.LAUNCHING and attempt.accepted_at is not None and job.cancel_requested_at is None
         if waits and sentence != job.reason:
-            return Change(
+            return _new_change(
                 job_id=job.id, at=now, kind="note", reason=sentence, expect=JobState.LAUNCHING, expect_attempt=job.attempt
             )
         return None
@@ -298,7 +300,7 @@ def reconcile(
     if status.status is RayStatus.RUNNING:
         if job.state is not JobState.LAUNCHING:
             return None
-        return Change(
+        return _new_change(
             job_id=job.id,
             at=now,
             kind="state",

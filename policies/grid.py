@@ -90,7 +90,7 @@ def on_grid(series: SlotSeries | None, grid: Grid) -> Floats:
 class Lane:
     """One region on the grid: what a kWh costs there and what is free. Reservations change ``gpus``, ``jobs`` and ``power``.
 
-    ``rate`` is planning currency per kWh at the GPU (PUE and carbon price included), 0 where unknown; ``integral`` and
+    ``rate`` is planning currency per kWh at the GPU (PUE and carbon price included), 0 where it is not ``known``; ``integral`` and
     ``unknown_s`` are its running integrals over the edges (currency per kW; seconds). ``limit_w`` is per slot, inf without one.
     ``peaks`` are the months of a demand charge that reservations are priced by, none where there is no such charge.
     """
@@ -99,6 +99,7 @@ class Lane:
     price: Floats
     carbon: Floats
     rate: Floats
+    known: Bools
     integral: Floats
     unknown_s: Floats
     limit_w: Floats
@@ -159,9 +160,10 @@ def make_lane(view: RegionView, world: World, grid: Grid) -> Lane:
     """A region on the grid with nothing reserved but what bypasses gridshift."""
     settings = world.settings
     price, carbon = on_grid(view.price, grid), on_grid(view.carbon, grid)
-    per_mwh = price * view.fx
-    if settings.carbon_price > 0:
-        per_mwh = per_mwh + carbon * settings.carbon_price / 1000.0
+    per_mwh = np.zeros(len(price)) if settings.price_weight == 0 else settings.price_weight * price * view.fx
+    if settings.carbon_price > 0 or settings.price_weight == 0:
+        # without a price for carbon either, plans by carbon alone count a tonne as one
+        per_mwh = per_mwh + carbon * (settings.carbon_price or 1.0) / 1000.0
     unknown = np.isnan(per_mwh)
     rate = np.where(unknown, 0.0, per_mwh) / 1000.0 * view.pue
     lengths, n = grid.lengths, len(grid.edges) - 1
@@ -171,6 +173,7 @@ def make_lane(view: RegionView, world: World, grid: Grid) -> Lane:
         price=price,
         carbon=carbon,
         rate=rate,
+        known=~unknown,
         integral=np.concatenate(([0.0], np.cumsum(rate * lengths / 3600.0))),
         unknown_s=np.concatenate(([0.0], np.cumsum(unknown * lengths))),
         limit_w=limit_w,

@@ -1,364 +1,305 @@
-"""A plan for every job: the cheapest feasible window, or set of chunks, over time x region. Pure.
+"""The ``gridshift`` policy: one joint plan for all jobs over time, region, GPU type and power cap, with a proof of how good it is.
 
-One job at a time, the least flexible first, each against what is left of GPUs, jobs and power; jobs that found no place in time
-are promoted and the plan is made again (squeaky wheel), then each job is once more offered what the others left. The lower
-bound gives every job its cheapest slots, whole or in part, as if it were alone. Where a site pays a demand charge, plans at
-several levels of draw are compared (policies.peak_shaving).
+It lays jobs and regions out as arrays (policies.book, policies.fleet), has them solved (policies.solver) and says the answer in
+sentences. What the solver leaves out, because no place keeps every promise, is placed one by one (policies.one_by_one), and so
+is everything where a site pays a demand charge. Pure: it looks at nothing but the World it is given and its own last plan.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 
 import numpy as np
 
-from policies.demand_charge import Draw, peaks_of, reserved_cost
-from policies.grid import Grid, Lane, make_grid, make_lane
-from policies.peak_shaving import Shaving, Verdict
-from policies.placing import (
-    HYSTERESIS,
-    PAUSE_GAIN,
-    Option,
-    Task,
-    best_in_lane,
-    floors_when_late,
-    go_on,
-    make_tasks,
-    measure_alone,
-)
+from policies import book as col
+from policies import one_by_one, solver
+from policies.book import Book
+from policies.fleet import Layout, lay_out, work_of
+from policies.policy import Knows
+from policies.problem import Answer, Ints
 from policies.sentences import hhmm
-from policies.world import PLACED, Alternative, JobState, Pausable, Placement, Plan, World
+from policies.world import Alternative, JobView, Placement, Plan, RegionView, World
 
-#: The plan is made anew with another order about once for so many jobs, at most MAX_ROUNDS times.
-ROUNDS_FOR, MAX_ROUNDS = 600, 8
-#: Beyond this many jobs one pass is already good, and improving it costs seconds.
-IMPROVE_UP_TO = 2000
-MAX_ALTERNATIVES = 4
-#: Rounds for each level of draw that is tried where there is a demand charge: more levels find more than more rounds do.
-SHAVING_ROUNDS = 1
+#: Rows kept free for jobs that come between two plans: a share of those there are, and at least so many.
+SPARE_SHARE, SPARE = 0.05, 64
+
+
+@dataclass
+class _Standing:
+    """The last plan as the solver holds it: ``at`` is where each job id stands among its rows, ``ids`` the other way round."""
+
+    layout: Layout
+    solver: solver.Solver
+    at: dict[str, int]
+    ids: list[str | None]
+    spare: list[int]
+    now_s: float
+
+
+class Gridshift:
+    """See the module. ``effort`` scales how long it looks for better plans; it is counted in tries, never in seconds."""
+
+    name = "gridshift"
+    knows = Knows.RUNTIME
+    replans = True
+
+    def __init__(self, effort: float = 1.0) -> None:
+        self.effort = effort
+        self._book: Book | None = None
+        self._warm: tuple[float, solver.Warm] | None = None
+        self._standing: _Standing | None = None
+        self._said: dict[str, tuple[object, Placement]] = {}
+
+    # --- the protocol ---------------------------------------------------------------------------------------------
+
+    def plan(self, world: World) -> Plan:
+        """The plan from ``world.now`` on."""
+        if any(view.demand for view in world.regions):
+            self._standing = None
+            return one_by_one.plan(world)
+        book = self._book = self._book or Book(world.now)
+        rows = book.take_in(world.jobs)
+        layout = lay_out(world, book, rows, one_by_one.reserve_fixed)
+        now_s = book.seconds(world.now, 0.0)
+        spare = max(SPARE, round(SPARE_SHARE * len(rows)))
+        work = work_of(layout, world, book, rows, spare)
+        fleet = layout.with_masks()
+        solving = solver.Solver(fleet, work)
+        warm = self._warm[1].shifted(now_s - self._warm[0]) if self._warm is not None else None
+        answer = solver.run(solving, self.effort, warm)
+        self._warm = (now_s, solving.warm())
+        ids: list[str | None] = [self._view(row).id for row in rows]
+        self._standing = _Standing(
+            layout,
+            solving,
+            {job_id: i for i, job_id in enumerate(ids) if job_id is not None},
+            ids + [None] * spare,
+            list(range(len(rows) + spare - 1, len(rows) - 1, -1)),
+            now_s,
+        )
+        return self._tell(world, rows, answer)
+
+    def insert(self, world: World, jobs: Sequence[JobView]) -> Mapping[str, Placement]:
+        """Places for new jobs, and for those that had to make room for them."""
+        standing, book = self._standing, self._book
+        jobs = [job for job in jobs if col.plannable(job)]
+        if standing is None or book is None or len(jobs) > len(standing.spare):
+            return dict(self.plan(replace(world, jobs=tuple(self._known() + list(jobs)))).placements) if jobs else {}
+        moved: dict[int, None] = {}
+        for job in jobs:
+            if job.id in standing.at:
+                self._leave(job.id)
+            row = book.add(job)
+            index = standing.spare.pop()
+            standing.at[job.id], standing.ids[index] = index, job.id
+            one = work_of(standing.layout, world, book, np.array([row]), 0)
+            standing.solver.admit(index, one)
+            for other in standing.solver.insert(index):
+                moved[other] = None
+        answer: dict[str, Placement] = {}
+        for index in moved:
+            job_id = standing.ids[index]
+            if job_id is None:
+                continue
+            option = standing.solver.option(index)
+            if option is not None:
+                view = self._view(book.row_of[job_id])
+                answer[job_id] = self._place(world, view, standing.layout, option)
+        left = [job for job in jobs if job.id not in answer]
+        if left:
+            answer.update(self._leftovers(world, left))
+        return answer
+
+    def forget(self, job_ids: Iterable[str]) -> None:
+        """These jobs need no place any more."""
+        for job_id in job_ids:
+            self._leave(job_id)
+            self._said.pop(job_id, None)
+            if self._book is not None:
+                self._book.drop(job_id)
+
+    def gate(self, view: RegionView, now: datetime) -> float | None:
+        """No bound of its own: the plan keeps all limits."""
+        return None
+
+    def explain(self, world: World, job_id: str) -> tuple[Alternative, ...]:
+        """What else could have been done with a job and what each would have cost, beside the others of ``world.plan``."""
+        return one_by_one.alternatives(world, job_id)
+
+    # --- parts ----------------------------------------------------------------------------------------------------
+
+    def _known(self) -> list[JobView]:
+        """The jobs of the standing plan."""
+        if self._book is None:
+            return []
+        return [view for view in self._book.views if view is not None]
+
+    def _view(self, row: int) -> JobView:
+        view = self._book.views[row] if self._book is not None else None
+        assert view is not None
+        return view
+
+    def _leave(self, job_id: str) -> None:
+        standing = self._standing
+        index = standing.at.pop(job_id, None) if standing is not None else None
+        if standing is not None and index is not None:
+            standing.ids[index] = None
+            standing.solver.dismiss(index)
+            standing.spare.append(index)
+
+    def _tell(self, world: World, rows: Ints, answer: Answer) -> Plan:
+        """The answer as a Plan; what it leaves out is placed one by one in the room that is left."""
+        standing = self._standing
+        assert standing is not None and self._book is not None
+        layout, grid = standing.layout, standing.layout.grid
+        placements: dict[str, Placement] = {}
+        left: list[JobView] = []
+        facts = _Facts(layout, answer, len(rows))
+        for i, row in enumerate(rows):
+            view = self._view(int(row))
+            if answer.lane[i] < 0:
+                left.append(view)
+                continue
+            key = facts.key(i)
+            said = self._said.get(view.id)
+            if said is not None and said[0] == key:
+                placements[view.id] = said[1]
+                continue
+            placement = facts.placement(i, view, world)
+            self._said[view.id] = (key, placement)
+            placements[view.id] = placement
+        objective = float(answer.cost[: len(rows)][answer.lane[: len(rows)] >= 0].sum())
+        bound = answer.bound
+        unplaced: dict[str, str] = {}
+        if left:
+            rest = one_by_one.fill_in(world, left, placements)
+            placements.update(rest.placements)
+            unplaced.update(rest.unplaced)
+            objective += rest.objective
+            mine = [standing.at[view.id] for view in left]
+            # Without them the others' bound still holds; they themselves cost at least what they cost alone.
+            bound += (rest.bound or 0.0) - float(standing.solver.value[mine].sum())
+        for job in world.jobs:  # jobs that can run nowhere
+            if job.id not in placements and job.id not in unplaced and col.plannable(job):
+                unplaced[job.id] = "no region can take it"
+        if len(self._said) > 2 * len(world.jobs) + 1000:
+            self._said = {job_id: said for job_id, said in self._said.items() if job_id in placements}
+        bound = min(bound, objective)
+        return Plan(
+            made_at=world.now,
+            horizon_end=grid.moment(grid.edges[-1]),
+            slot_s=world.settings.slot_s,
+            placements=placements,
+            unplaced=unplaced,
+            objective=objective,
+            bound=bound,
+            gap=(objective - bound) / abs(objective) if abs(objective) > 1e-9 else 0.0,
+        )
+
+    def _leftovers(self, world: World, jobs: Sequence[JobView]) -> Mapping[str, Placement]:
+        standing = self._standing
+        assert standing is not None
+        beside = {job_id: self._said[job_id][1] for job_id in standing.at if job_id in self._said}
+        return one_by_one.fill_in(world, jobs, beside).placements
+
+    def _place(self, world: World, view: JobView, layout: Layout, option: Answer) -> Placement:
+        facts = _Facts(layout, option, 1)
+        placement = facts.placement(0, view, world)
+        self._said[view.id] = (facts.key(0), placement)
+        return placement
+
+
+class _Facts:
+    """An answer's figures for all its jobs at once, and each job's sentence from them."""
+
+    def __init__(self, layout: Layout, answer: Answer, jobs: int) -> None:
+        self.layout, self.answer, self.grid = layout, answer, layout.grid
+        fleet = layout.fleet
+        runs = int(answer.first[jobs])
+        owner = np.repeat(np.arange(jobs), np.diff(answer.first[: jobs + 1]))
+        begin, end = answer.begin_s[:runs], answer.end_s[:runs]
+        lane = answer.lane[:jobs][owner] if jobs else np.zeros(0, dtype=np.int64)
+        seconds, grams = end - begin, np.full(runs, np.nan)
+        for number in np.unique(lane):
+            mine = lane == number
+            grams[mine] = np.interp(end[mine], fleet.edges_s, layout.carbon_s[number]) - np.interp(
+                begin[mine], fleet.edges_s, layout.carbon_s[number]
+            )
+        self.seconds = np.bincount(owner, weights=seconds, minlength=jobs)
+        self.gram_s_per_kwh = np.bincount(owner, weights=grams, minlength=jobs)
+
+    def _intervals(self, i: int) -> tuple[tuple[float, float], ...]:
+        runs = slice(int(self.answer.first[i]), int(self.answer.first[i + 1]))
+        begins, ends = self.answer.begin_s[runs].tolist(), self.answer.end_s[runs].tolist()
+        return tuple(zip(begins, ends, strict=True))
+
+    def key(self, i: int) -> object:
+        """What a placement says depends on this."""
+        now_s = self.layout.now_s
+        return (
+            int(self.answer.lane[i]),
+            int(self.answer.cap[i]),
+            tuple((round(a + now_s), round(b + now_s)) for a, b in self._intervals(i)),
+            round(float(self.answer.cost[i]), 6),
+        )
+
+    def placement(self, i: int, view: JobView, world: World) -> Placement:
+        """One job's place, in words too."""
+        layout, grid = self.layout, self.grid
+        lane = layout.lanes[int(self.answer.lane[i])]
+        intervals = self._intervals(i)
+        cap = layout.caps[int(self.answer.cap[i])]
+        kw = view.flex.power_w * lane.draw * cap.draw / 1000.0 * lane.pue
+        energy_kwh = float(self.seconds[i]) / 3600.0 * kw
+        grams = float(self.gram_s_per_kwh[i]) / 3600.0 * kw
+        cost = float(self.answer.cost[i])
+        home, now_cost = layout.run_now(view, world)
+        start = grid.moment(intervals[0][0])
+        placement = Placement(
+            job_id=view.id,
+            region=lane.region,
+            intervals=tuple((grid.moment(a), grid.moment(b)) for a, b in intervals),
+            cost=cost,
+            energy_kwh=energy_kwh,
+            carbon_kg=None if np.isnan(grams) else grams / 1000.0,
+            late_s=0.0,
+            reason=_sentence(view, world, lane.region, start, intervals, cost, energy_kwh, home, now_cost, cap.cap),
+            run_now_cost=now_cost,
+            cap=cap.cap,
+            gpu_type=lane.gpu_type,
+        )
+        return placement
+
+
+def _sentence(
+    view: JobView,
+    world: World,
+    region: str,
+    start: datetime,
+    intervals: Sequence[tuple[float, float]],
+    cost: float,
+    energy_kwh: float,
+    home: str | None,
+    now_cost: float | None,
+    cap: float,
+) -> str:
+    settings = world.settings
+    deadline = f", deadline {hhmm(view.flex.deadline_at)}" if view.flex.deadline_at is not None else ""
+    kwh = energy_kwh if energy_kwh > 0 else 0.0
+    rate = f"{cost / kwh * 1000:.0f}" if kwh > 0 else "0"
+    with_carbon = f" with carbon at {settings.carbon_price:g} {settings.currency}/t" if settings.carbon_price > 0 else ""
+    unit = f"{settings.currency}/MWh{with_carbon}"
+    capped = f" capped at {100 * cap:.0f} %" if cap < 1.0 else ""
+    earliest = max([world.now, *(at for at in (view.flex.earliest_at, view.not_before_at) if at is not None)])
+    if start <= earliest + timedelta(seconds=1) and len(intervals) == 1:
+        return f"{region} now{capped}: {rate} {unit}, no better time or place before it must end{deadline}"
+    chunks = f" in {len(intervals)} parts" if len(intervals) > 1 else ""
+    against = ""
+    if now_cost is not None and kwh > 0:
+        against = f" against {now_cost / kwh * 1000:.0f} for starting at once in {home}"
+    return f"{region} from {hhmm(start)}{chunks}{capped}: {rate} {unit}{against}{deadline}"
 
 
 def plan(world: World) -> Plan:
-    """The plan from ``world.now`` on. Deterministic; looks at nothing but ``world``."""
-    tasks, unplaced = make_tasks(world)
-    last_s = max([world.settings.horizon_s, *(max(task.deadline_s, task.earliest_s + 1.5 * task.work_s) for task in tasks)])
-    moments = [when for budget in world.budgets for when in (budget.start, budget.end) if when is not None]
-    grid = make_grid(world.now, world.settings.slot_s, last_s, [(when - world.now).total_seconds() for when in moments])
-    base = {view.name: make_lane(view, world, grid) for view in world.regions}
-    fixed = _reserve_fixed(world, grid, base)
-    for task in tasks:
-        task.lay_rules(world, grid, base)
-    measure_alone(tasks, base, grid)
-    order = sorted(tasks, key=lambda task: task.urgency)
-    best, lanes = _best_of_rounds(order, world, grid, base)
-    verdict = _with_demand_charge(best, lanes, order, world, grid, base, fixed)
-    if verdict is not None:
-        best, lanes = verdict.outcome.chosen, verdict.outcome.lanes
-
-    placements = {}
-    for task in tasks:
-        option = best.get(task.job.id)
-        if option is None:
-            unplaced[task.job.id] = f"no region can take it: {task.nowhere}"
-        else:
-            note = verdict.notes.get(task.job.id, "") if verdict is not None else ""
-            placements[task.job.id] = _placement(task, option, world, grid, lanes, note)
-    objective = _objective(best, tasks, world) + (verdict.outcome.demand_cost if verdict is not None else 0.0)
-    bound = min(objective, _bound(best, tasks, grid, base))
-    return Plan(
-        made_at=world.now,
-        horizon_end=grid.moment(grid.edges[-1]),
-        slot_s=world.settings.slot_s,
-        placements=placements,
-        unplaced=unplaced,
-        objective=objective,
-        bound=bound,
-        gap=(objective - bound) / abs(objective) if abs(objective) > 1e-9 else 0.0,
-        peaks=verdict.peaks if verdict is not None else (),
-    )
-
-
-def _reserve_fixed(world: World, grid: Grid, lanes: dict[str, Lane]) -> dict[str, list[Draw]]:
-    """Take out what the plan cannot change: what runs and may not be paused, what is starting, leaving, or starts at once.
-    Returns the draws of these, a list a region."""
-    draws: dict[str, list[Draw]] = {name: [] for name in lanes}
-    for job in world.jobs:
-        length_s = job.remaining_s
-        where = job.region
-        if job.state in PLACED:
-            if job.state is JobState.PAUSING or job.cancel_requested:
-                length_s = min(length_s, job.flex.checkpoint_s)
-            elif job.state is JobState.RUNNING:
-                movable = job.flex.flexible and job.flex.pausable is Pausable.CHECKPOINT and not job.held
-                if movable:
-                    continue
-                ran_s = (world.now - job.run_started_at).total_seconds() if job.run_started_at else 0.0
-                length_s = max(length_s - ran_s, min(60.0, job.remaining_s))
-        elif job.flex.flexible or job.held or job.cancel_requested:
-            continue
-        else:
-            where = world.settings.default_region
-        if where in lanes:
-            lanes[where].reserve(grid, 0.0, length_s, job.flex.gpus, job.flex.power_w)
-            draws[where].append((0.0, length_s, job.flex.power_w * lanes[where].view.pue))
-    return draws
-
-
-# --- choosing ---------------------------------------------------------------------------------------------------------
-
-
-def _best_of_rounds(
-    order: list[Task], world: World, grid: Grid, base: dict[str, Lane], most: int = MAX_ROUNDS
-) -> tuple[dict[str, Option], dict[str, Lane]]:
-    """Place everything a few times, at most ``most``, each time first those that came too late or were driven furthest from
-    their best place; keep the best outcome."""
-    best: dict[str, Option] = {}
-    lanes, best_score = base, (np.inf, np.inf)
-    rounds = min(most, 1 + ROUNDS_FOR // max(1, len(order)))
-    for number in range(max(min(2, most), rounds)):
-        trial = {name: lane.copy() for name, lane in base.items()}
-        chosen: dict[str, Option] = {}
-        for task in order:
-            _place(task, chosen, world, grid, trial)
-        if len(order) <= IMPROVE_UP_TO:
-            for task in order:
-                before = chosen.pop(task.job.id, None)
-                if before is not None:
-                    _reserve(task, before, grid, trial, -1.0)
-                _place(task, chosen, world, grid, trial, keep=before)
-        late = {task.job.id for task in order if task.job.id not in chosen or chosen[task.job.id].late_s > 0}
-        lateness = sum(chosen[i].late_s if i in chosen else 1e9 for i in late)
-        # what each job added when it was placed is not what all of them cost: a peak is paid once
-        score = (lateness, sum(option.cost for option in chosen.values()) + reserved_cost(trial.values()))
-        if score < best_score:
-            best, best_score, lanes = chosen, score, trial
-        promoted = [task for task in order if task.job.id in late and task.can_be_in_time]
-        if not promoted and number + 1 < rounds:
-            promoted = _driven_away(order, chosen)
-        if not promoted:
-            break
-        moved = {task.job.id for task in promoted}
-        order = promoted + [task for task in order if task.job.id not in moved]
-    return best, lanes
-
-
-def _with_demand_charge(
-    best: dict[str, Option],
-    lanes: dict[str, Lane],
-    order: list[Task],
-    world: World,
-    grid: Grid,
-    base: dict[str, Lane],
-    fixed: Mapping[str, list[Draw]],
-) -> Verdict | None:
-    """The plan made as if peaks were free, or one that costs less with what new peaks cost; None without a demand charge."""
-    peaks = [(view.name, peak) for view in world.regions for peak in peaks_of(view, grid, fixed[view.name])]
-    if not peaks:
-        return None
-    shaving = Shaving(grid, order, base, fixed, peaks, world.settings.currency)
-    return shaving.choose(
-        shaving.weigh(best, lanes), lambda priced: _best_of_rounds(order, world, grid, priced, most=SHAVING_ROUNDS)
-    )
-
-
-def _driven_away(order: list[Task], chosen: dict[str, Option]) -> list[Task]:
-    """Those whose place costs most above what they would pay alone: half of that regret, at least the first of them."""
-    regrets = [
-        (chosen[t.job.id].total - min(figures[0] for figures in t.alone.values()), t) for t in order if t.job.id in chosen
-    ]
-    regrets = [(regret, task) for regret, task in regrets if regret > 1e-9]
-    regrets.sort(key=lambda pair: -pair[0])
-    half = sum(regret for regret, _ in regrets) / 2
-    worst: list[Task] = []
-    for regret, task in regrets:
-        if half <= 0:
-            break
-        worst.append(task)
-        half -= regret
-    return worst
-
-
-def _reserve(task: Task, option: Option, grid: Grid, lanes: dict[str, Lane], sign: float = 1.0) -> None:
-    for begin, end in option.intervals:
-        lanes[option.region].reserve(grid, begin, end, task.job.flex.gpus, task.job.flex.power_w, sign)
-
-
-def _place(
-    task: Task, chosen: dict[str, Option], world: World, grid: Grid, lanes: dict[str, Lane], keep: Option | None = None
-) -> None:
-    unknown = task.running_in is not None and not lanes[task.running_in].view.reachable
-    option = keep if unknown else _cheapest(task, world, grid, lanes) or keep
-    if task.running_in is not None:
-        here = go_on(task, lanes[task.running_in], world, grid)
-        cheaper = option is not None and option.late_s <= 0 and _saves(option, here) if here else True
-        option = option if option is not None and cheaper else here or option
-    if option is not None:
-        chosen[task.job.id] = option
-        _reserve(task, option, grid, lanes)
-
-
-def _cheapest(task: Task, world: World, grid: Grid, lanes: dict[str, Lane]) -> Option | None:
-    """The best of all regions; one that cannot be better even without other jobs is not looked at."""
-    best: Option | None = None
-    planned = task.planned[0] if task.planned is not None else ""
-    gain = 0.0
-    for name in sorted(task.rules, key=lambda name: (name != planned, task.alone[name][0])):
-        if not lanes[name].view.reachable:
-            continue  # what runs there is unknown, and nothing new is sent there
-        if best is not None and best.clean and task.alone[name][0] >= best.total - gain * abs(best.cost):
-            continue
-        beat = best.total if best is not None and best.clean else np.inf
-        option = best_in_lane(task, lanes[name], world, grid, beat)
-        if option is None:
-            continue
-        if best is None or option.order < best.order:
-            if best is not None and best.clean and option.clean and option.total >= best.total - gain * abs(best.cost):
-                continue
-            best, gain = option, HYSTERESIS if name == planned else 0.0
-    return best
-
-
-def _saves(option: Option, here: Option) -> bool:
-    """Whether pausing now for ``option`` saves enough against going on, each pause counted. A ceiling or a shift rule that
-    going on would break is worth any pause."""
-    if option.clean and not here.within_rules:
-        return True
-    more_pauses = 1 + len(option.intervals) - len(here.intervals)
-    return option.total < here.total - PAUSE_GAIN * abs(here.cost) * max(1, more_pauses)
-
-
-# --- telling ----------------------------------------------------------------------------------------------------------
-
-
-def _objective(best: dict[str, Option], tasks: Iterable[Task], world: World) -> float:
-    """Planning currency: energy and carbon, moving, restarting, and what finishing late costs."""
-    total = 0.0
-    for task in tasks:
-        option = best.get(task.job.id)
-        if option is not None:
-            late_h = option.late_s / 3600.0 if task.job.flex.deadline_at is not None else 0.0
-            total += option.cost + late_h * world.settings.late_cost_per_h
-    return total
-
-
-def _bound(best: dict[str, Option], tasks: Iterable[Task], grid: Grid, lanes: dict[str, Lane]) -> float:
-    """No schedule can place these jobs cheaper: each at its cheapest place and time, as if it were alone."""
-    total, late = 0.0, []
-    for task in tasks:
-        option = best.get(task.job.id)
-        if option is None:
-            continue
-        if option.late_s > 0 or not option.within_rules:
-            late.append((task, option))
-        else:
-            total += min(option.cost, *(figures[0] for figures in task.alone.values()))
-    floors = floors_when_late([task for task, _ in late], lanes, grid)
-    return total + sum(min(option.cost, floor) for (_, option), floor in zip(late, floors, strict=True))
-
-
-def _placement(task: Task, option: Option, world: World, grid: Grid, lanes: dict[str, Lane], peak_note: str = "") -> Placement:
-    lane, job = lanes[option.region], task.job
-    begins, ends = np.array([i[0] for i in option.intervals]), np.array([i[1] for i in option.intervals])
-    energy_kwh = float(np.sum(ends - begins)) * job.flex.power_w * lane.view.pue / 3.6e6
-    carbon = _integral(lane.carbon, grid, begins, ends)
-    now_in, now_cost = _run_now(task, world, grid, lanes)
-    alternatives = _alternatives(task, option, world, grid, lanes, now_in, now_cost, peak_note)
-    reason = _sentence(task, option, world, grid, now_in, now_cost)
-    return Placement(
-        job_id=job.id,
-        region=option.region,
-        intervals=tuple((grid.moment(a), grid.moment(b)) for a, b in option.intervals),
-        cost=option.cost if option.known else None,
-        energy_kwh=energy_kwh,
-        carbon_kg=None if np.isnan(carbon) else carbon / 3600.0 * job.flex.power_w * lane.view.pue / 1e6,
-        late_s=option.late_s if job.flex.deadline_at is not None else 0.0,
-        reason=f"{reason}; {peak_note}" if peak_note else reason,
-        run_now_cost=now_cost,
-        alternatives=alternatives,
-    )
-
-
-def _integral(values: np.ndarray, grid: Grid, begins: np.ndarray, ends: np.ndarray) -> float:
-    """Integral of a slot series over intervals, unit x s; NaN when a part is unknown."""
-    total = 0.0
-    for begin, end in zip(begins, ends, strict=True):
-        overlap = np.clip(np.minimum(grid.edges[1:], end) - np.maximum(grid.edges[:-1], begin), 0.0, None)
-        inside = overlap > 0
-        total += float(np.sum(values[inside] * overlap[inside]))
-    return total
-
-
-def _run_now(task: Task, world: World, grid: Grid, lanes: dict[str, Lane]) -> tuple[str | None, float | None]:
-    """Where the job would run if it started at once, and at what cost (None when unknown): at home, else its first region."""
-    names = list(task.rules)
-    if not names:
-        return None, None
-    home = task.running_in or (world.settings.default_region if world.settings.default_region in names else names[0])
-    lane = lanes[home]
-    begin, end = np.array([task.earliest_s]), np.array([task.earliest_s + task.work_s])
-    if lane.unknown(grid, begin, end)[0]:
-        return home, None
-    return home, float(lane.cost(grid, task.job.flex.power_w, begin, end)[0])
-
-
-def _alternatives(
-    task: Task,
-    option: Option,
-    world: World,
-    grid: Grid,
-    lanes: dict[str, Lane],
-    now_in: str | None,
-    now_cost: float | None,
-    peak_note: str,
-) -> tuple[Alternative, ...]:
-    """What the plan would have done otherwise: start now, and the best in each other region, with what each would cost."""
-    found = []
-    start_s = option.intervals[0][0]
-    unit = world.settings.currency
-    if now_in is not None and (now_in != option.region or start_s > task.earliest_s + 1.0):
-        more = None if now_cost is None or not option.known else now_cost - option.cost
-        why = (
-            "its cost is unknown"
-            if more is None
-            else (f"costs {more:.3g} {unit} more" if more > 0 else peak_note or "has no room for it now")
-        )
-        found.append(Alternative(now_in, grid.moment(task.earliest_s), now_cost, why))
-    for name, (_, cost, start_s) in task.alone.items():
-        if name == option.region:
-            continue
-        lane, begin, end = lanes[name], np.array([start_s]), np.array([start_s + task.work_s])
-        rules = task.rules[name]
-        if not np.isfinite(cost):
-            found.append(Alternative(name, grid.moment(start_s), None, "would end after the deadline"))
-        elif lane.unknown(grid, begin, end)[0]:
-            found.append(Alternative(name, grid.moment(start_s), None, "its cost is unknown"))
-        elif rules is not None and rules[min(int(grid.slots_until(end)[0]), len(rules)) - 1]:
-            found.append(Alternative(name, grid.moment(start_s), cost, "a ceiling or a shift rule forbids it"))
-        elif cost > option.cost:
-            why = f"costs {cost - option.cost:.3g} {unit} more"
-            found.append(Alternative(name, grid.moment(start_s), cost, why))
-        else:
-            found.append(Alternative(name, grid.moment(start_s), cost, "its room is taken then, or it saves too little"))
-    return tuple(found[:MAX_ALTERNATIVES])
-
-
-def _sentence(task: Task, option: Option, world: World, grid: Grid, now_in: str | None, now_cost: float | None) -> str:
-    job, settings = task.job, world.settings
-    start = grid.moment(option.intervals[0][0])
-    deadline = f", deadline {hhmm(job.flex.deadline_at)}" if job.flex.deadline_at is not None else ""
-    immediate = option.intervals[0][0] <= task.earliest_s + 1.0
-    if option.note:
-        return f"{option.note}: {option.region} from {hhmm(start)}{deadline}"
-    if option.late_s > 0 and job.flex.deadline_at is not None:
-        return f"cannot end by its deadline any more: earliest in {option.region} from {hhmm(start)}{deadline}"
-    if not option.known:
-        return f"price unknown, so waiting gains nothing it could know of: {option.region} from {hhmm(start)}{deadline}"
-    kwh = job.flex.power_w * task.work_s / 3.6e6
-    rate = f"{option.cost / kwh * 1000:.0f}" if kwh > 0 else "0"
-    with_carbon = f" with carbon at {settings.carbon_price:g} {settings.currency}/t" if settings.carbon_price > 0 else ""
-    unit = f"{settings.currency}/MWh{with_carbon}"
-    chunks = f" in {len(option.intervals)} parts" if len(option.intervals) > 1 else ""
-    if immediate and len(option.intervals) == 1:
-        return f"{option.region} now: {rate} {unit}, no better time or place before it must end{deadline}"
-    against = ""
-    if now_cost is not None and kwh > 0:
-        against = f" against {now_cost / kwh * 1000:.0f} for starting at once in {now_in}"
-    return f"{option.region} from {hhmm(start)}{chunks}: {rate} {unit}{against}{deadline}"
+    """The plan from ``world.now`` on, by a policy without a memory. Deterministic; looks at nothing but ``world``."""
+    return Gridshift().plan(world)

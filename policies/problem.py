@@ -5,6 +5,7 @@ room there for the whole slot, and pays for the seconds it runs.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +22,11 @@ SLACK = 1e-6
 class Fleet:
     """The supply side: T slots, L lanes, R regions. A limit that is not there is inf.
 
-    ``edges_s`` (T+1) are the slots' bounds. ``rate`` (L, T) is what a kWh at the GPU costs (planning currency; PUE, price weight
-    and carbon price in it), 0 where that is not known (``known`` False). ``region`` (L) is each lane's region and ``pue`` (L)
-    turns W at the GPU into W at the meter. Free are: ``gpus`` (L, T), ``lane_w`` (L, T) and ``region_w`` (R, T) at the meter,
-    and ``starts`` (R, T), places for jobs. ``masks`` (K, T) are sets of slots that some jobs must not touch; ``masks[0]`` is empty.
+    ``edges_s`` (T+1) are the slots' bounds. ``rate`` (L, T) is what a kWh at the GPU costs (planning currency; PUE, price
+    weight and carbon price in it), 0 where that is not known (``known`` False). ``region`` (L) is each lane's region and
+    ``pue`` (L) turns W at the GPU into W at the meter. Free are: ``gpus`` (L, T), ``lane_w`` (L, T) and ``region_w`` (R, T) at
+    the meter, and ``starts`` (R, T), places for jobs. ``masks`` (K, T) are sets of slots that some jobs must not touch;
+    ``masks[0]`` is empty.
     """
 
     edges_s: Floats
@@ -90,7 +92,8 @@ class Answer:
     """Where each job goes: ``lane`` (J; -1: nowhere), ``cap`` (J), its runs ``begin_s``/``end_s`` from ``first[j]`` up to
     ``first[j + 1]`` (J+1), its ``cost`` (J; energy, carbon and ``fixed``; ``unserved_cost`` where it has no place).
 
-    ``bound`` is a proven lower bound on the sum of ``cost``, ``steps`` how much improving was done.
+    ``bound`` is a proven lower bound on the sum of ``cost``, ``steps`` how often prices were moved for it; ``warm`` what the
+    solver wants to see again next time.
     """
 
     lane: Ints
@@ -101,6 +104,7 @@ class Answer:
     cost: Floats
     bound: float
     steps: int
+    warm: Any = None
 
     @property
     def objective(self) -> float:

@@ -7,21 +7,28 @@ time, while that saves something (ejection chains; Glover 1996). It knows no job
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from policies import solver_core as core
-from policies.problem import SLACK, Answer, Bools, Fleet, Floats, Ints, Work
+from policies.problem import SLACK, Answer, Fleet, Floats, Ints, Work
 
-#: Jobs are looked at by so many workers at most; the sums are made in an order that does not depend on it.
-CHUNKS = 8
-THREADS = 2
+#: Jobs are looked at in so many parts by so many threads: what comes out depends on the first number only.
+CHUNKS, THREADS = 8, 2
+#: A chain of moves touches no more jobs than this.
+MOST_TOUCHED = 32
+#: How strongly a slot that fills faster than the work is placed gets dearer, in usual prices of its room.
+PACE = 0.5
+#: How often the pace is looked at while a plan is made.
+BLOCKS = 60
+#: Steps of the prices: from nothing, and from those of the plan before; their sizes at first and at last.
+COLD, WARM = (40, 0.8, 0.005), (12, 0.1, 0.005)
 
 
 @dataclass(frozen=True)
 class Warm:
-    """What is kept from one answer for the next: prices by slot, and the edges they belong to."""
+    """What is kept from one answer for the next: the prices by slot, and where those slots begin and end (s)."""
 
     edges_s: Floats
     gpu: Floats
@@ -29,6 +36,10 @@ class Warm:
     region_watt: Floats
     start: Floats
     team: Floats
+
+    def shifted(self, seconds: float) -> "Warm":
+        """The same as seen ``seconds`` later."""
+        return replace(self, edges_s=self.edges_s - seconds)
 
 
 class Solver:
@@ -58,6 +69,79 @@ class Solver:
             for _ in range(CHUNKS)
         ]
 
+        worth = float(np.mean(np.abs(fleet.rate))) * float(np.mean(fleet.lengths_s)) / 3600.0
+        kw_per_gpu = float(work.power_w.sum()) / 1000.0 / max(float(work.gpus.sum()), SLACK)
+        #: What room is usually worth: a GPU, and a W at the meter, for a slot.
+        self._unit_gpu, self._unit_watt = worth * kw_per_gpu, worth / 1000.0 / float(fleet.pue.mean())
+        self._unit_start = worth * float(work.power_w.mean()) / 1000.0 if jobs else 0.0
+        run_s = np.where(np.isfinite(work.ready_s), work.run_s, np.inf).min(axis=1, initial=np.inf)
+        #: How much room each job takes: GPUs and kW over its run time.
+        self._area = np.where(np.isfinite(run_s), run_s, 0.0) * (
+            work.gpus / max(float(work.gpus.mean()), SLACK) + work.power_w / max(float(work.power_w.mean()), SLACK)
+            if jobs
+            else 0.0
+        )
+        self.undo = places(MOST_TOUCHED, 1)
+        self.touched, self.waiting = np.zeros(MOST_TOUCHED, dtype=np.int64), np.zeros(MOST_TOUCHED, dtype=np.int64)
+        self.out = core.found()
+
+    @property
+    def area(self) -> Floats:
+        """How much room each job takes, relative to the others."""
+        return self._area
+
+    def admit(self, j: int, one: Work) -> None:
+        """Write a new job, the only one of ``one``, into the free row ``j``."""
+        demand, work = self.demand, self.work
+        for mine, theirs in zip(_columns(work), _columns(one), strict=True):
+            if mine is not None and theirs is not None:
+                mine[j] = theirs[0]
+        demand.kw[j] = one.power_w[0] / 1000.0
+        demand.planned[j] = one.planned[0] if one.planned is not None else -1.0
+        demand.keep[j] = one.keep_gain[0] if one.keep_gain is not None else 0.0
+        able = np.isfinite(one.ready_s[0])
+        if one.here[0] >= 0:
+            able[one.here[0]] = True
+        # no floors yet: every lane is looked at, once
+        demand.floor[j] = np.where(able, -np.inf, np.inf)
+        demand.order[j] = np.argsort(~able, kind="stable")
+        self.placed.cost[j] = one.unserved_cost[0]
+
+    def insert(self, j: int) -> list[int]:
+        """Place one job in the standing plan, where there is room or where others make some for it; whose places are new."""
+        self.placed.cost[j] = self.work.unserved_cost[j]
+        one = np.array([j])
+        self.place(one, 0.0, self.prices)
+        if self.placed.cost[j] > self.value_of(j) + 1e-9:
+            self.touched[:] = -1
+            if self.make_room(one) > 0.0:
+                return [int(other) for other in self.touched if other >= 0]
+        return [j]
+
+    def dismiss(self, j: int) -> None:
+        """Take a job out, and give back its room."""
+        core.occupy(j, self.supply, self.demand, self.free, self.placed, -1)
+        self.placed.lane[j], self.placed.runs[j] = core.NOWHERE, 0
+        self.placed.cost[j] = self.placed.load[j] = self.value[j] = 0.0
+        self.demand.floor[j] = np.inf
+        self.work.unserved_cost[j] = 0.0
+
+    def option(self, j: int) -> Answer | None:
+        """Where one job is, as an Answer for it alone; None when it is nowhere."""
+        placed = self.placed
+        if placed.lane[j] == core.NOWHERE:
+            return None
+        runs = int(placed.runs[j])
+        return Answer(
+            placed.lane[j : j + 1].copy(), placed.cap[j : j + 1].copy(), np.array([0, runs]), placed.begin[j, :runs].copy(),
+            placed.end[j, :runs].copy(), placed.cost[j : j + 1].copy(), -np.inf, 0,
+        )  # fmt: skip
+
+    def value_of(self, j: int) -> float:
+        """What a job would pay at its best place, room included."""
+        self._respond_one(np.array([j]))
+        return float(self.value[j])
+
     def _demand(self) -> core.Demand:
         work = self.work
         able = np.isfinite(work.ready_s)
@@ -80,7 +164,8 @@ class Solver:
             )
             self._respond(np.array_split(here, CHUNKS), one, self._free_prices())
             floor[here, lane] = self.value[here]
-        floor = np.where(np.isfinite(floor), floor - 1e-9 * np.abs(floor), np.inf)
+        able = np.isfinite(floor)
+        floor[able] -= 1e-9 * np.abs(floor[able])
         return demand._replace(floor=floor, order=np.argsort(floor, axis=1, kind="stable"))
 
     def _free_prices(self) -> core.Prices:
@@ -92,6 +177,11 @@ class Solver:
         """Prices as lanes see them."""
         region = self.fleet.region
         return core.Prices(self.gpu, self.lane_watt + self.region_watt[region], self.start[region], self.team)
+
+    def _respond_one(self, one: Ints) -> None:
+        core.respond(
+            one, self.supply, self.demand, self.prices, self.has_team, 6, *self._use[0], self.value, self.worth, self.spaces[0]
+        )
 
     def _respond(self, parts: Sequence[Ints], demand: core.Demand, prices: core.Prices, steps: int = 6) -> None:
         use = getattr(self, "_use", None) or [
@@ -118,14 +208,12 @@ class Solver:
         than any of them.
         """
         fleet, work = self.fleet, self.work
-        worth = float(np.mean(np.abs(fleet.rate))) * float(np.mean(fleet.lengths_s)) / 3600.0
-        kw_per_gpu = float(work.power_w.sum()) / 1000.0 / max(float(work.gpus.sum()), SLACK)
         kinds = [  # price, limit, usual worth of a unit
-            (self.gpu, fleet.gpus, worth * kw_per_gpu),
-            (self.lane_watt, fleet.lane_w, worth / 1000.0 / float(fleet.pue.mean())),
-            (self.region_watt, fleet.region_w, worth / 1000.0 / float(fleet.pue.mean())),
-            (self.start, fleet.starts, worth * float(work.power_w.mean()) / 1000.0),
-            (self.team, work.team_gpus, worth * kw_per_gpu),
+            (self.gpu, fleet.gpus, self._unit_gpu),
+            (self.lane_watt, fleet.lane_w, self._unit_watt),
+            (self.region_watt, fleet.region_w, self._unit_watt),
+            (self.start, fleet.starts, self._unit_start),
+            (self.team, work.team_gpus, self._unit_gpu),
         ]
         kinds = [kind for kind in kinds if np.isfinite(kind[1]).any()]
         moments = [(np.zeros_like(price), np.zeros_like(price)) for price, _, _ in kinds]
@@ -190,37 +278,162 @@ class Solver:
         )
         self.placed = places(self.jobs, self.lanes)
         self.placed.cost[:] = work.unserved_cost
-        self.undo = places(core_MOST, 1)
-        self.touched, self.waiting = np.zeros(core_MOST, dtype=np.int64), np.zeros(core_MOST, dtype=np.int64)
-        self.out = core.found()
-        self.space = self.spaces[0]
 
-    def place(self, order: Ints, theta: float) -> int:
+    def _tools(self) -> tuple[core.Space, core.Found]:
+        return self.spaces[0], self.out
+
+    def place(self, order: Ints, theta: float, prices: core.Prices) -> int:
+        """Place jobs one by one at their cost and ``theta`` times the prices; how many found no room."""
         return int(
             core.place_each(
-                order, self.supply, self.demand, self.prices, self.free, self.placed, theta, self.has_limits, self.space, self.out
+                order, self.supply, self.demand, prices, self.free, self.placed, theta, self.has_limits, *self._tools()
             )
         )
 
-    def offer(self, order: Ints, theta: float = 0.0) -> float:
+    def place_at_pace(self, order: Ints) -> int:
+        """Place all jobs one by one at the prices, dearer where a slot has been filled more than its share of the work so far:
+        jobs for which places are equally good then do not all choose the same. How many found no room."""
+        self.empty()
+        prices = self.prices
+        if not any(bool(table.any()) for table in prices):
+            return self.place(order, 1.0, prices)
+        room, has = [], []
+        for limit in (self.fleet.gpus, self.fleet.region_w[self.fleet.region]):
+            has.append(bool(np.isfinite(limit).any()))
+            room.append(np.where(np.isfinite(limit), limit, np.inf))
+        units = (self._unit_gpu, self._unit_watt)
+        area = self._area[order]
+        total, done, left_out = max(float(area.sum()), SLACK), 0.0, 0
+        for block in np.array_split(np.arange(len(order)), max(1, min(BLOCKS, len(order) // 4))):
+            if not len(block):
+                continue
+            moved = []
+            tables = (prices.gpu, prices.watt)
+            free = (self.free.gpus, self.free.region_w[self.fleet.region])
+            for table, limit, left, unit, there in zip(tables, room, free, units, has, strict=True):
+                if not there:
+                    moved.append(table)
+                    continue
+                ahead = np.where(np.isfinite(limit), (limit - left) / np.maximum(limit, 1.0), 0.0) - done / total
+                moved.append(np.where(table > 0.0, np.maximum(table + PACE * unit * ahead, 0.0), 0.0))
+            left_out += self.place(order[block], 1.0, prices._replace(gpu=moved[0], watt=moved[1]))
+            done += float(area[block].sum())
+        core.weigh(self.supply, self.demand, prices, self.placed)
+        return left_out
+
+    def offer(self, order: Ints) -> float:
+        """Offer each job what is free now; what that saves."""
         return float(
             core.offer_again(
-                order, self.supply, self.demand, self.prices, self.free, self.placed, theta, self.has_limits, self.space, self.out, self.undo
+                order,
+                self.supply,
+                self.demand,
+                self.prices,
+                self.free,
+                self.placed,
+                0.0,
+                self.has_limits,
+                *self._tools(),
+                self.undo,
             )
         )
 
-    def room(self, order: Ints, rho: float, most: int) -> float:
-        saved = 0.0
-        prices = self.prices
-        for j in order:
-            saved += core.make_room(
-                j, self.supply, self.demand, prices, self.free, self.placed, rho, self.has_limits, most, self.space, self.out,
-                self.undo, self.touched, self.waiting,
-            )  # fmt: skip
-        return saved
+    def make_room(self, order: Ints) -> float:
+        """Give each job a better place even where others must leave it; what that saves."""
+        return float(
+            core.make_room_each(
+                order, self.supply, self.demand, self.prices, self.free, self.placed, 1.2, self.has_limits, MOST_TOUCHED,
+                *self._tools(), self.undo, self.touched, self.waiting,
+            )
+        )  # fmt: skip
 
+    def regret(self) -> Floats:
+        """How much each job pays, room included, above its best at the prices."""
+        return np.asarray(self.placed.cost + self.placed.load - self.value)
 
-core_MOST = 64
+    def plan(self, rounds: int, sweeps: int) -> None:
+        """Make the plan anew ``rounds`` times, each time first those that found no room or are far from their best; then improve
+        the best of them ``sweeps`` times."""
+        rank = np.empty(self.jobs)
+        rank[np.argsort(-self._area, kind="stable")] = np.arange(self.jobs) / max(self.jobs, 1)
+        ahead = np.zeros(self.jobs)
+        best, kept = np.inf, None
+        for number in range(rounds):
+            left_out = self.place_at_pace(np.argsort(rank - ahead, kind="stable"))
+            cost = float(self.placed.cost.sum())
+            if cost < best:
+                best, kept = cost, (self.placed, self.free)
+            if number + 1 == rounds:
+                break
+            ahead[self.placed.lane == core.NOWHERE] += 1.0
+            if not left_out:
+                regret = np.where(self.placed.lane == core.NOWHERE, 0.0, np.maximum(self.regret(), 0.0))
+                worst = np.argsort(-regret, kind="stable")
+                ahead[worst[: int(np.searchsorted(np.cumsum(regret[worst]), 0.3 * regret.sum()))]] += 0.3
+        if kept is not None:
+            self.placed, self.free = kept
+        everyone = np.argsort(-self.regret(), kind="stable")
+        self.offer(everyone)
+        for _ in range(sweeps):
+            regret = self.regret()
+            worst = np.argsort(-regret, kind="stable")
+            worst = worst[regret[worst] > 1e-6 * abs(best) / max(self.jobs, 1)]
+            saved = self.make_room(worst) + self.offer(worst)
+            if saved <= 1e-5 * abs(best):
+                break
+
+    def answer(self, bound: float, steps: int) -> Answer:
+        """The plan as it is."""
+        placed = self.placed
+        first = np.concatenate(([0], np.cumsum(placed.runs)))
+        mine = np.arange(core.MAX_RUNS)[None, :] < placed.runs[:, None]
+        return Answer(
+            placed.lane.copy(), placed.cap.copy(), first, placed.begin[mine], placed.end[mine], placed.cost.copy(), bound, steps,
+            self.warm(),
+        )  # fmt: skip
+
+    def take(self, answer: Answer) -> None:
+        """Take over a plan for the first jobs, as many as it has; the others are not placed yet."""
+        self.empty()
+        for j in range(len(answer.lane)):
+            lane, runs = int(answer.lane[j]), slice(int(answer.first[j]), int(answer.first[j + 1]))
+            if lane == core.NOWHERE:
+                continue
+            begins, ends = answer.begin_s[runs], answer.end_s[runs]
+            n = len(begins)
+            self.out.what[:] = lane, answer.cap[j], n
+            self.out.begin[:n], self.out.end[:n] = begins, ends
+            self.out.first[:n] = np.maximum(np.searchsorted(self.fleet.edges_s, begins + SLACK, side="right") - 1, 0)
+            self.out.stop[:n] = np.searchsorted(self.fleet.edges_s, ends - SLACK, side="left")
+            self.out.cost[0] = answer.cost[j]
+            core.put(j, self.supply, self.demand, self.prices, self.out, self.placed)
+            core.occupy(j, self.supply, self.demand, self.free, self.placed, 1)
+
+    def warm(self) -> Warm:
+        """The prices, for the next time."""
+        return Warm(self.fleet.edges_s, self.gpu, self.lane_watt, self.region_watt, self.start, self.team)
+
+    def warm_up(self, warm: Warm) -> bool:
+        """Begin with prices of before, where the lanes are the same; slots beyond what they knew begin with the last day."""
+        if warm.gpu.shape[0] != self.lanes or warm.region_watt.shape[0] != self.regions or len(warm.team) != len(self.team):
+            return False
+        middle = (self.fleet.edges_s[:-1] + self.fleet.edges_s[1:]) / 2
+        end = float(warm.edges_s[-1])
+        middle = np.where(middle < end, middle, middle - 86400.0 * np.ceil((middle - end + 1.0) / 86400.0))
+        at = np.clip(np.searchsorted(warm.edges_s, middle, side="right") - 1, 0, warm.gpu.shape[1] - 1)
+        share = self.fleet.lengths_s / np.diff(warm.edges_s)[at]  # a price is for a whole slot
+        for mine, before in (
+            (self.gpu, warm.gpu), (self.lane_watt, warm.lane_watt), (self.region_watt, warm.region_watt),
+            (self.start, warm.start), (self.team, warm.team),
+        ):  # fmt: skip
+            mine[:] = before[:, at] * share
+        return True
+
+    @property
+    def is_free(self) -> bool:
+        """Whether no limit could bind: then every job has its best place."""
+        limits = (self.fleet.gpus, self.fleet.lane_w, self.fleet.region_w, self.fleet.starts, self.work.team_gpus)
+        return not any(bool(np.isfinite(limit).any()) for limit in limits)
 
 
 def places(jobs: int, lanes: int) -> core.Placed:
@@ -232,3 +445,65 @@ def places(jobs: int, lanes: int) -> core.Placed:
         np.zeros(jobs), np.zeros(jobs), np.zeros((lanes, jobs), dtype=np.int64), np.zeros(lanes, dtype=np.int64),
         np.zeros(jobs, dtype=np.int64),
     )  # fmt: skip
+
+
+def _columns(work: Work) -> tuple[Floats | None, ...]:
+    """The columns of a Work that have a row a job, but those that the kernels read in another form."""
+    return (
+        work.last_s, work.gpus, work.power_w, work.pausable, work.again_s, work.chunk_s, work.pause_cost, work.unserved_cost,
+        work.team, work.ready_s, work.run_s, work.fixed, work.mask, work.draw, work.caps, work.here,
+    )  # type: ignore[return-value]  # fmt: skip
+
+
+# --- what others call -------------------------------------------------------------------------------------------------
+
+
+def run(solver: Solver, effort: float = 1.0, warm: Warm | None = None) -> Answer:
+    """Price and plan the problem of ``solver``. ``effort`` scales the number of tries; it is counted in work and not in seconds,
+    so that the same problem always has the same answer."""
+    jobs = solver.jobs
+    if solver.is_free:
+        bound = solver.price(0, 1.0, 1.0)
+        solver.empty()
+        solver.place(np.arange(jobs), 0.0, solver.prices)
+        return solver.answer(bound, 1)
+    steps, first, last = WARM if warm is not None and solver.warm_up(warm) else COLD
+    steps = max(2, round(steps * max(1.0, effort)))
+    bound = solver.price(steps, first, last)
+    few = max(1, min(24, round(24_000 / max(jobs, 1))))  # a few jobs get many tries, many jobs few
+    rounds = max(1, round(effort * max(few, 5 if steps >= COLD[0] else 3)))
+    solver.plan(rounds, max(1, round(3 * effort)))
+    return solver.answer(bound, steps)
+
+
+def solve(fleet: Fleet, work: Work, *, effort: float = 1.0, warm: Warm | None = None) -> Answer:
+    """A near-optimal answer with its bound. Deterministic. ``warm`` are prices of a problem much like this one."""
+    return run(Solver(fleet, work), effort, warm)
+
+
+def first(fleet: Fleet, work: Work) -> Answer:
+    """A feasible answer, quickly: rough prices and one plan made at them."""
+    solver = Solver(fleet, work)
+    bound = solver.price(0 if solver.is_free else 4, 1.0, 0.5)
+    solver.place_at_pace(np.argsort(-solver.area, kind="stable"))
+    return solver.answer(bound, 4)
+
+
+class Standing:
+    """A plan that stands, into which jobs come one by one. ``work`` has the rows of those that will come behind those that
+    ``answer`` placed."""
+
+    def __init__(self, fleet: Fleet, work: Work, answer: Answer) -> None:
+        self.solver = Solver(fleet, work)
+        if answer.warm is not None:
+            self.solver.warm_up(answer.warm)
+        self.solver.take(answer)
+        self._bound, self._known = answer.bound, len(answer.lane)
+
+    def insert(self, j: int) -> None:
+        """Place job ``j``, moving others where that is worth it."""
+        self.solver.insert(j)
+
+    def answer(self) -> Answer:
+        """The plan as it stands; its bound is that of before, which more jobs only raise when their costs are not negative."""
+        return self.solver.answer(self._bound, 0)

@@ -123,6 +123,7 @@ class Space(NamedTuple):
     best: Bools
     gain: Floats
     stops: Bools
+    under: Bools
 
 
 def found() -> Found:
@@ -151,8 +152,22 @@ def space(slots: int) -> Space:
         return np.zeros(n, dtype=np.bool_)
 
     return Space(
-        floats(), floats(), floats(), floats(), bools(), ints(), floats(), floats(), floats(), ints(), ints(), bools(), bools(),
-        floats(), bools(),
+        floats(),
+        floats(),
+        floats(),
+        floats(),
+        bools(),
+        ints(),
+        floats(),
+        floats(),
+        floats(),
+        ints(),
+        ints(),
+        bools(),
+        bools(),
+        floats(),
+        bools(),
+        bools(),
     )
 
 
@@ -247,35 +262,35 @@ def respond(jobs, supply, demand, prices, has_team, steps, gpu_use, watt_use, st
         best, lane, first, stop, kept, cap, worth_here, share = INF, NOWHERE, 0, 0, 0, 0, worth[j], 1.0
         g, t_ = demand.gpus[j], demand.team[j]
         for q in range(demand.order.shape[1]):
-            l = demand.order[j, q]
-            if demand.floor[j, l] >= best:
+            row = demand.order[j, q]
+            if demand.floor[j, row] >= best:
                 break
-            here = demand.here[j] == l
-            ready = 0.0 if here else demand.ready[j, l]
+            here = demand.here[j] == row
+            ready = 0.0 if here else demand.ready[j, row]
             a = _slot_of(edges, ready)
             n = _slots_before(edges, demand.last[j]) - a
             if n <= 0:
                 continue
-            mask = demand.mask[j, l]
+            mask = demand.mask[j, row]
             for c in range(len(demand.cap_speed)):
                 if not demand.caps[j, c]:
                     continue
-                run = demand.run[j, l] / demand.cap_speed[c]
-                kw = demand.kw[j] * demand.draw[j, l] * demand.cap_draw[c]
-                w = kw * 1000.0 * supply.pue[l]
-                fixed = demand.fixed[j, l]
+                run = demand.run[j, row] / demand.cap_speed[c]
+                kw = demand.kw[j] * demand.draw[j, row] * demand.cap_draw[c]
+                w = kw * 1000.0 * supply.pue[row]
+                fixed = 0.0 if here else demand.fixed[j, row]
                 if demand.pausable[j] and run >= 2.0 * demand.chunk[j] - SLACK:
                     m = 0
                     for i in range(n):
                         t = a + i
-                        work.free[i] = supply.known[l, t] and not supply.masks[mask, t]
+                        work.free[i] = supply.known[row, t] and not supply.masks[mask, t]
                         whole = edges[t + 1] - edges[t]
                         length = min(edges[t + 1], demand.last[j]) - max(edges[t], ready)
-                        price = g * prices.gpu[l, t] + w * prices.watt[l, t] + prices.start[l, t]
+                        price = g * prices.gpu[row, t] + w * prices.watt[row, t] + prices.start[row, t]
                         if has_team:
                             price += g * prices.team[t_, t]
                         work.length[i] = length
-                        work.rate[i] = kw * supply.energy[l, t] / whole + price / length
+                        work.rate[i] = kw * supply.energy[row, t] / whole + price / length
                         if work.free[i]:
                             work.on[m] = work.rate[i]
                             work.off[m] = length
@@ -283,11 +298,11 @@ def respond(jobs, supply, demand, prices, has_team, steps, gpu_use, watt_use, st
                     k, total, _ = _cheapest(work.on, work.off, work.order, m, run)
                     if k == 0 or total + fixed >= best:
                         continue
-                    score, more, bound, at = _runs_of(demand, j, l, run, n, worth[j], steps, work)
+                    score, more, bound, at, _ = _runs_of(demand, j, row, run, n, worth[j], steps, work)
                     total = max(total, bound) + fixed
-                    if total >= best or score == INF and bound == INF:
+                    if total >= best or (score == INF and bound == INF):
                         continue
-                    best, lane, cap = total, l, c
+                    best, lane, cap = total, row, c
                     worth_here = at
                     share = run / (run + more)  # in the mean it uses no more than it needs
                     kept = 0
@@ -300,10 +315,10 @@ def respond(jobs, supply, demand, prices, has_team, steps, gpu_use, watt_use, st
                     work.price[0] = 0.0
                     for i in range(n):
                         t = a + i
-                        price = g * prices.gpu[l, t] + w * prices.watt[l, t] + prices.start[l, t]
+                        price = g * prices.gpu[row, t] + w * prices.watt[row, t] + prices.start[row, t]
                         if has_team:
                             price += g * prices.team[t_, t]
-                        work.cost[i + 1] = work.cost[i] + kw * supply.energy[l, t]
+                        work.cost[i + 1] = work.cost[i] + kw * supply.energy[row, t]
                         work.price[i + 1] = work.price[i] + price
                     e, barred = 0, -1
                     for s in range(n):
@@ -316,7 +331,7 @@ def respond(jobs, supply, demand, prices, has_team, steps, gpu_use, watt_use, st
                             e += 1
                         while barred < e:
                             barred += 1
-                            if supply.masks[mask, a + barred] or not supply.known[l, a + barred]:
+                            if supply.masks[mask, a + barred] or not supply.known[row, a + barred]:
                                 work.needs[barred] = barred
                             else:
                                 work.needs[barred] = work.needs[barred - 1] if barred > 0 else -1
@@ -328,7 +343,7 @@ def respond(jobs, supply, demand, prices, has_team, steps, gpu_use, watt_use, st
                         if s == 0:
                             total -= work.cost[1] * (begin - edges[a]) / (edges[a + 1] - edges[a])
                         if total < best:
-                            best, lane, first, stop, kept, cap, share = total, l, a + s, a + e + 1, 0, c, 1.0
+                            best, lane, first, stop, kept, cap, share = total, row, a + s, a + e + 1, 0, c, 1.0
         if demand.unserved[j] < best:
             best, lane = demand.unserved[j], NOWHERE
         value[j] = best
@@ -349,40 +364,40 @@ def respond(jobs, supply, demand, prices, has_team, steps, gpu_use, watt_use, st
 
 
 @compiled
-def _fits(supply, free, l, t, g, w, team):  # type: ignore[no-untyped-def]
-    r = supply.region[l]
+def _fits(supply, free, row, t, g, w, team):  # type: ignore[no-untyped-def]
+    r = supply.region[row]
     return (
-        free.gpus[l, t] >= g - SLACK
+        free.gpus[row, t] >= g - SLACK
         and free.region_w[r, t] >= w - SLACK
-        and free.lane_w[l, t] >= w - SLACK
+        and free.lane_w[row, t] >= w - SLACK
         and free.starts[r, t] >= 1.0 - SLACK
         and free.team[team, t] >= g - SLACK
     )
 
 
 @compiled
-def _over(supply, free, prices, l, t, g, w, team):  # type: ignore[no-untyped-def]
+def _over(supply, free, prices, row, t, g, w, team):  # type: ignore[no-untyped-def]
     """What the room is worth that a job would take in a slot beyond what is free there."""
-    r = supply.region[l]
-    price = max(0.0, g - max(0.0, free.gpus[l, t])) * prices.gpu[l, t]
-    short = w - max(0.0, min(free.region_w[r, t], free.lane_w[l, t]))
-    price += max(0.0, short) * prices.watt[l, t]
+    r = supply.region[row]
+    price = max(0.0, g - max(0.0, free.gpus[row, t])) * prices.gpu[row, t]
+    short = w - max(0.0, min(free.region_w[r, t], free.lane_w[row, t]))
+    price += max(0.0, short) * prices.watt[row, t]
     if free.starts[r, t] < 1.0 - SLACK:
-        price += prices.start[l, t]
+        price += prices.start[row, t]
     return price + max(0.0, g - max(0.0, free.team[team, t])) * prices.team[team, t]
 
 
 @compiled
-def _runs_of(demand, j, l, run, n, guess, steps, work):  # type: ignore[no-untyped-def]
+def _runs_of(demand, j, row, run, n, guess, steps, work):  # type: ignore[no-untyped-def]
     """The best runs in the free slots of a window, in ``work.best``: (score, seconds beyond what is needed, a lower bound on the
     score of any runs, the worth of a second at it); INF where there are none. ``work.rate`` is the score of a second in each
     slot, ``work.length`` its usable seconds, ``work.free`` whether it is free. ``guess`` is a worth to begin with.
 
     A second that runs is given a worth; at each worth the best set of runs is found slot by slot, and the least worth whose
-    runs hold the work is searched for. A run is no shorter than ``chunk``, and each after the first pays for its resume.
+    runs hold the work is searched for. The longest set of runs that falls short of it is left in ``work.under``. A run is no shorter than ``chunk``, and each after the first pays for its resume.
     """
     chunk = min(demand.chunk[j], run)
-    here = demand.here[j] == l
+    here = demand.here[j] == row
     again, pause = demand.again[j], demand.pause_cost[j]
     # the first slot behind the shortest run from each slot on, 0 where there is none
     e, seconds = 0, 0.0
@@ -401,9 +416,9 @@ def _runs_of(demand, j, l, run, n, guess, steps, work):  # type: ignore[no-untyp
             low = min(low, work.rate[s])
             high = max(high, work.rate[s])
     if high < low:
-        return INF, 0.0, INF, 0.0
+        return INF, 0.0, INF, 0.0, INF
     high += (pause + again * abs(high)) / max(chunk, 1.0) + 1e-3 * (high - low) + 1e-12
-    done_score, done_more, span, top = INF, 0.0, high - low, high
+    done_score, done_more, span, top, lacks = INF, 0.0, high - low, high, INF
     bound, bound_at = -INF, high
     worth = guess if low < guess < high else high
     for step in range(steps):
@@ -464,17 +479,19 @@ def _runs_of(demand, j, l, run, n, guess, steps, work):  # type: ignore[no-untyp
             if done_more <= SLACK:
                 break
         elif worth >= top:
-            return INF, 0.0, INF, top  # not even with every second worth more than it costs
+            return INF, 0.0, INF, top, INF  # not even with every second worth more than it costs
         else:
             low = worth
+            if seconds > 0.0 and run - have < lacks and runs + (1 if here else 0) <= MAX_RUNS:
+                lacks = run - have
+                for k in range(n):
+                    work.under[k] = work.chosen[k]
         if high - low < 1e-4 * span:
             break
         worth = 0.5 * (low + high)
         if step == 0 and guess == bound_at:  # the worth has moved little since the guess was made: look near it first
             worth = max(worth, guess - 0.05 * span) if high == guess else min(worth, guess + 0.05 * span)
-    if done_score == INF:
-        return INF, 0.0, bound, bound_at
-    return done_score, done_more, bound, bound_at
+    return done_score, done_more, bound, bound_at, lacks
 
 
 @compiled
@@ -490,49 +507,48 @@ def look(j, supply, demand, prices, free, theta, rho, has_limits, work, out):  #
     out.what[0] = NOWHERE
     g, team = demand.gpus[j], demand.team[j]
     for q in range(demand.order.shape[1]):
-        l = demand.order[j, q]
-        if demand.floor[j, l] - demand.keep[j] >= best:
+        row = demand.order[j, q]
+        if demand.floor[j, row] - demand.keep[j] >= best:
             break
-        here = demand.here[j] == l
-        ready = 0.0 if here else demand.ready[j, l]
+        here = demand.here[j] == row
+        ready = 0.0 if here else demand.ready[j, row]
         a = _slot_of(edges, ready)
         n = _slots_before(edges, demand.last[j]) - a
         if n <= 0:
             continue
-        mask = demand.mask[j, l]
-        bonus_at = demand.planned[j, 1] if demand.planned[j, 0] == l else -INF
+        mask = demand.mask[j, row]
+        bonus_at = demand.planned[j, 1] if demand.planned[j, 0] == row else -INF
         for c in range(len(demand.cap_speed)):
             if not demand.caps[j, c]:
                 continue
-            run = demand.run[j, l] / demand.cap_speed[c]
-            kw = demand.kw[j] * demand.draw[j, l] * demand.cap_draw[c]
-            w = kw * 1000.0 * supply.pue[l]
-            fixed = demand.fixed[j, l]
+            run = demand.run[j, row] / demand.cap_speed[c]
+            kw = demand.kw[j] * demand.draw[j, row] * demand.cap_draw[c]
+            w = kw * 1000.0 * supply.pue[row]
+            fixed = 0.0 if here else demand.fixed[j, row]
             work.cost[0] = 0.0
             work.price[0] = 0.0
             roomy = 0.0
             for i in range(n):
                 t = a + i
-                usable = supply.known[l, t] and not supply.masks[mask, t]
+                usable = supply.known[row, t] and not supply.masks[mask, t]
                 price = 0.0
                 if theta > 0.0:
-                    price = theta * (g * (prices.gpu[l, t] + prices.team[team, t]) + w * prices.watt[l, t] + prices.start[l, t])
+                    price = theta * (
+                        g * (prices.gpu[row, t] + prices.team[team, t]) + w * prices.watt[row, t] + prices.start[row, t]
+                    )
                 if usable:
-                    if has_limits:
-                        fits = _fits(supply, free, l, t, g, w, team)
-                    else:
-                        fits = free.gpus[l, t] >= g - SLACK
+                    fits = _fits(supply, free, row, t, g, w, team) if has_limits else free.gpus[row, t] >= g - SLACK
                     if not fits:
                         if rho < 0.0:
                             usable = False
                         else:
-                            price += rho * _over(supply, free, prices, l, t, g, w, team)
+                            price += rho * _over(supply, free, prices, row, t, g, w, team)
                 work.free[i] = usable
                 length = min(edges[t + 1], demand.last[j]) - max(edges[t], ready)
                 work.length[i] = length
                 if usable:
                     roomy += length
-                energy = kw * supply.energy[l, t]
+                energy = kw * supply.energy[row, t]
                 work.cost[i + 1] = work.cost[i] + energy
                 work.price[i + 1] = work.price[i] + price
                 work.rate[i] = energy / (edges[t + 1] - edges[t]) + price / length
@@ -567,7 +583,7 @@ def look(j, supply, demand, prices, free, theta, rho, has_limits, work, out):  #
                     score -= demand.keep[j]
                 if score < best - 1e-12:
                     best = score
-                    out.what[0] = l
+                    out.what[0] = row
                     out.what[1] = c
                     out.what[2] = 1
                     out.begin[0] = begin
@@ -587,20 +603,62 @@ def look(j, supply, demand, prices, free, theta, rho, has_limits, work, out):  #
             k, least, _ = _cheapest(work.on, work.off, work.order, m, run)
             if k == 0 or least + fixed >= best - 1e-9 * abs(best):
                 continue
-            score, more, _, _ = _runs_of(demand, j, l, run, n, -INF, 24, work)
-            if score + fixed >= best and more <= SLACK:
-                continue
+            score, _, _, _, lacks = _runs_of(demand, j, row, run, n, -INF, 24, work)
             if score < INF:
-                best = _take_runs(supply, demand, j, l, c, kw, run, ready, a, n, more, here, fixed, best, work, out)
+                best = _take_runs(supply, demand, j, row, c, kw, ready, run, a, n, here, fixed, best, work, out)
+            if lacks < INF:
+                if _extend(demand, j, n, lacks, work):
+                    best = _take_runs(supply, demand, j, row, c, kw, ready, run, a, n, here, fixed, best, work, out)
     return best
 
 
 @compiled
-def _take_runs(supply, demand, j, l, c, kw, run, ready, a, n, more, here, fixed, best, work, out):  # type: ignore[no-untyped-def]
-    """Write the runs of ``work.best`` to ``out``, shortened by the ``more`` seconds that they hold too much, where that is
-    better than ``best``; returns the better score."""
+def _extend(demand, j, n, lacks, work):  # type: ignore[no-untyped-def]
+    """Lengthen the runs of ``work.under``, which lack some seconds, by the cheapest slots beside them; the result is in
+    ``work.best``. Returns whether there is room for them."""
+    for k in range(n):
+        work.best[k] = work.under[k]
+    while lacks > SLACK:
+        cheapest, at = INF, -1
+        for k in range(n):
+            if work.best[k] or not work.free[k] or work.length[k] <= 0.0:
+                continue
+            before = k > 0 and work.best[k - 1]
+            after = k + 1 < n and work.best[k + 1]
+            if not before and not after:
+                continue
+            # closing a gap saves a resume
+            saved = work.length[k] + (demand.again[j] if before and after else 0.0)
+            rate = (work.rate[k] * work.length[k] - (demand.pause_cost[j] if before and after else 0.0)) / saved
+            if rate < cheapest:
+                cheapest, at = rate, k
+        if at < 0:
+            return False
+        lacks -= work.length[at]
+        if at > 0 and at + 1 < n and work.best[at - 1] and work.best[at + 1]:
+            lacks -= demand.again[j]
+        work.best[at] = True
+    return True
+
+
+@compiled
+def _take_runs(supply, demand, j, row, c, kw, ready, run, a, n, here, fixed, best, work, out):  # type: ignore[no-untyped-def]
+    """Write the runs of ``work.best`` to ``out``, shortened by what they hold too much, where that is better than ``best``;
+    returns the better score."""
     edges = supply.edges
     chunk = min(demand.chunk[j], run)
+    # runs that touch are one, and cost no resume
+    seconds, starts = 0.0, 0
+    for k in range(n):
+        if work.best[k]:
+            seconds += work.length[k]
+            starts += k == 0 or not work.best[k - 1]
+    resumes = starts - 1
+    if here and not work.best[0]:
+        resumes = starts
+    more = seconds - demand.again[j] * resumes - run
+    if more < -SLACK:
+        return best
     # shorten: whole slots at the ends of runs, the dearest first, then a part of one run's last slot
     while more > SLACK:
         dearest, at = -INF, -1
@@ -645,12 +703,15 @@ def _take_runs(supply, demand, j, l, c, kw, run, ready, a, n, more, here, fixed,
             while e < n and work.best[e]:
                 seconds += work.length[e]
                 e += 1
-            if left > SLACK and seconds - min(left, work.length[e - 1]) >= (0.0 if here and i == 0 else chunk) - SLACK:
-                if work.rate[e - 1] > cut_rate and work.length[e - 1] > left:
-                    cut_rate, cut_at = work.rate[e - 1], e - 1
+            least = (0.0 if here and i == 0 else chunk) - SLACK
+            can = SLACK < left < work.length[e - 1] and seconds - left >= least
+            if can and work.rate[e - 1] > cut_rate:
+                cut_rate, cut_at = work.rate[e - 1], e - 1
             i = e
         else:
             i += 1
+    if left > SLACK and cut_at < 0:
+        return best  # no run can give the rest: it would run longer than it has to
     i = 0
     while i < n:
         if not work.best[i]:
@@ -670,7 +731,7 @@ def _take_runs(supply, demand, j, l, c, kw, run, ready, a, n, more, here, fixed,
             if t == cut_at:
                 seconds -= left
             whole = edges[a + t + 1] - edges[a + t]
-            energy = kw * supply.energy[l, a + t] / whole
+            energy = kw * supply.energy[row, a + t] / whole
             cost += energy * seconds
             # the room of a slot is taken whole, however short the run is in it
             score += energy * seconds + (work.rate[t] - energy) * work.length[t]
@@ -685,7 +746,7 @@ def _take_runs(supply, demand, j, l, c, kw, run, ready, a, n, more, here, fixed,
         i = e
     if score >= best - 1e-12 or runs == 0:
         return best
-    out.what[0] = l
+    out.what[0] = row
     out.what[1] = c
     out.what[2] = runs
     out.cost[0] = cost
@@ -703,26 +764,26 @@ def _take_runs(supply, demand, j, l, c, kw, run, ready, a, n, more, here, fixed,
 @compiled
 def occupy(j, supply, demand, free, placed, sign):  # type: ignore[no-untyped-def]
     """Take (sign 1) or give back (-1) the room of job ``j`` where it is placed."""
-    l = placed.lane[j]
-    if l == NOWHERE:
+    row = placed.lane[j]
+    if row == NOWHERE:
         return
-    g, team, r = demand.gpus[j], demand.team[j], supply.region[l]
-    w = demand.kw[j] * demand.draw[j, l] * demand.cap_draw[placed.cap[j]] * 1000.0 * supply.pue[l]
+    g, team, r = demand.gpus[j], demand.team[j], supply.region[row]
+    w = demand.kw[j] * demand.draw[j, row] * demand.cap_draw[placed.cap[j]] * 1000.0 * supply.pue[row]
     for k in range(placed.runs[j]):
         for t in range(placed.first[j, k], placed.stop[j, k]):
-            free.gpus[l, t] -= sign * g
-            free.lane_w[l, t] -= sign * w
+            free.gpus[row, t] -= sign * g
+            free.lane_w[row, t] -= sign * w
             free.region_w[r, t] -= sign * w
             free.starts[r, t] -= sign
             free.team[team, t] -= sign * g
     if sign > 0:
-        placed.at[j] = placed.count[l]
-        placed.members[l, placed.count[l]] = j
-        placed.count[l] += 1
+        placed.at[j] = placed.count[row]
+        placed.members[row, placed.count[row]] = j
+        placed.count[row] += 1
     else:
-        placed.count[l] -= 1
-        last = placed.members[l, placed.count[l]]
-        placed.members[l, placed.at[j]] = last
+        placed.count[row] -= 1
+        last = placed.members[row, placed.count[row]]
+        placed.members[row, placed.at[j]] = last
         placed.at[last] = placed.at[j]
 
 
@@ -743,13 +804,30 @@ def put(j, supply, demand, prices, found, placed):  # type: ignore[no-untyped-de
         placed.end[j, k] = found.end[k]
         placed.first[j, k] = found.first[k]
         placed.stop[j, k] = found.stop[k]
-    l, g, team = found.what[0], demand.gpus[j], demand.team[j]
-    w = demand.kw[j] * demand.draw[j, l] * demand.cap_draw[found.what[1]] * 1000.0 * supply.pue[l]
+    row, g, team = found.what[0], demand.gpus[j], demand.team[j]
+    w = demand.kw[j] * demand.draw[j, row] * demand.cap_draw[found.what[1]] * 1000.0 * supply.pue[row]
     load = 0.0
     for k in range(found.what[2]):
         for t in range(found.first[k], found.stop[k]):
-            load += g * (prices.gpu[l, t] + prices.team[team, t]) + w * prices.watt[l, t] + prices.start[l, t]
+            load += g * (prices.gpu[row, t] + prices.team[team, t]) + w * prices.watt[row, t] + prices.start[row, t]
     placed.load[j] = load
+
+
+@compiled
+def weigh(supply, demand, prices, placed):  # type: ignore[no-untyped-def]
+    """Write down anew what each job's room is worth."""
+    for j in range(len(placed.lane)):
+        row = placed.lane[j]
+        placed.load[j] = 0.0
+        if row == NOWHERE:
+            continue
+        g, team = demand.gpus[j], demand.team[j]
+        w = demand.kw[j] * demand.draw[j, row] * demand.cap_draw[placed.cap[j]] * 1000.0 * supply.pue[row]
+        for k in range(placed.runs[j]):
+            for t in range(placed.first[j, k], placed.stop[j, k]):
+                placed.load[j] += (
+                    g * (prices.gpu[row, t] + prices.team[team, t]) + w * prices.watt[row, t] + prices.start[row, t]
+                )
 
 
 @compiled
@@ -801,10 +879,10 @@ def offer_again(jobs, supply, demand, prices, free, placed, theta, has_limits, w
 
 
 @compiled
-def _is_short(supply, free, l, t):  # type: ignore[no-untyped-def]
+def _is_short(supply, free, row, t):  # type: ignore[no-untyped-def]
     """Which limit a slot is over: 0 none, 1 the lane's own, 2 one of the region."""
-    r = supply.region[l]
-    if free.gpus[l, t] < -SLACK or free.lane_w[l, t] < -SLACK:
+    r = supply.region[row]
+    if free.gpus[row, t] < -SLACK or free.lane_w[row, t] < -SLACK:
         return 1
     if free.region_w[r, t] < -SLACK or free.starts[r, t] < -SLACK:
         return 2
@@ -812,13 +890,13 @@ def _is_short(supply, free, l, t):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _victim(j, supply, demand, free, placed, l, t, scope):  # type: ignore[no-untyped-def]
+def _victim(j, supply, demand, free, placed, row, t, scope):  # type: ignore[no-untyped-def]
     """The job in slot ``t`` whose leaving mends most of what is over there for the least worth of room; -1: none."""
-    r = supply.region[l]
+    r = supply.region[row]
     best, victim = INF, -1
-    short_g, short_w = -free.gpus[l, t], -min(free.region_w[r, t], free.lane_w[l, t])
+    short_g, short_w = -free.gpus[row, t], -min(free.region_w[r, t], free.lane_w[row, t])
     for m in range(len(supply.region)):
-        if m != l and (scope == 1 or supply.region[m] != r):
+        if m != row and (scope == 1 or supply.region[m] != r):
             continue
         for i in range(placed.count[m]):
             v = placed.members[m, i]
@@ -832,7 +910,7 @@ def _victim(j, supply, demand, free, placed, l, t, scope):  # type: ignore[no-un
             if not inside:
                 continue
             part = 1.0
-            if short_g > SLACK and m == l:
+            if short_g > SLACK and m == row:
                 part = min(part, demand.gpus[v] / short_g)
             if short_w > SLACK:
                 w = demand.kw[v] * demand.draw[v, m] * demand.cap_draw[placed.cap[v]] * 1000.0 * supply.pue[m]
@@ -892,17 +970,17 @@ def make_room(j, supply, demand, prices, free, placed, rho, has_limits, most, wo
         if step == 1 and delta >= -1e-12:
             failed = True
             break
-        l = placed.lane[v]
-        if l == NOWHERE:
+        row = placed.lane[v]
+        if row == NOWHERE:
             if delta >= -1e-12:
                 failed = True
                 break
             continue
         for k in range(placed.runs[v]):
             for t in range(placed.first[v, k], placed.stop[v, k]):
-                scope = _is_short(supply, free, l, t)
+                scope = _is_short(supply, free, row, t)
                 while scope > 0 and not failed:
-                    other = _victim(v, supply, demand, free, placed, l, t, scope)
+                    other = _victim(v, supply, demand, free, placed, row, t, scope)
                     seen = False
                     for i in range(count):
                         if touched[i] == other:
@@ -919,7 +997,7 @@ def make_room(j, supply, demand, prices, free, placed, rho, has_limits, most, wo
                     placed.runs[other] = 0
                     waiting[pending] = other
                     pending += 1
-                    scope = _is_short(supply, free, l, t)
+                    scope = _is_short(supply, free, row, t)
                 if failed:
                     break
             if failed:
@@ -935,3 +1013,12 @@ def make_room(j, supply, demand, prices, free, placed, rho, has_limits, most, wo
         copy_place(i, undo, touched[i], placed)
         occupy(touched[i], supply, demand, free, placed, 1)
     return 0.0
+
+
+@compiled
+def make_room_each(jobs, supply, demand, prices, free, placed, rho, has_limits, most, work, out, undo, touched, waiting):  # type: ignore[no-untyped-def]
+    """``make_room`` for one job after the other; what it saves in all."""
+    saved = 0.0
+    for j in jobs:
+        saved += make_room(j, supply, demand, prices, free, placed, rho, has_limits, most, work, out, undo, touched, waiting)
+    return saved

@@ -1,8 +1,8 @@
 """Submissions straight from the parser to the store and back: the framework's and the server's layers (a task, a scope, a
 conversation of messages for each request) cost more than everything else that a submission needs.
 
-Taken here is only what is certainly plain: one POST to Ray's path, of a caller who may call, with a body of a declared and
-allowed length, while nothing else is under way on its connection. All the rest goes the usual way and is answered there.
+Taken here is only what is certainly plain: one POST to Ray's path, of a caller who may call, with a small body of declared
+length, while nothing else is under way on its connection. All the rest goes the usual way and is answered there.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from starlette.responses import Response
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from dispatcher.api.answers import error_response, text_response
@@ -66,7 +67,9 @@ class Express:
     """What the protocol below needs of the application: who may submit here and now, and how."""
 
     def __init__(self, auth: Auth, jobs: RayJobs, max_bytes: int) -> None:
-        self._auth, self._jobs, self._max_bytes = auth, jobs, max_bytes
+        self._auth, self._jobs = auth, jobs
+        # uvicorn stops reading above its limit until the body is asked for; here nobody asks.
+        self._max_bytes = min(max_bytes, HIGH_WATER_LIMIT)
         self._handback = Handback()
 
     def takes(self, headers: list[tuple[bytes, bytes]]) -> bool:
@@ -148,7 +151,7 @@ class IntakeProtocol(PatientProtocol):
             and (self.cycle is None or self.cycle.response_complete)
             and not self.pipeline
             and not self.flow.write_paused  # whoever does not read answers waits in the usual way
-            and not self.access_log
+            and not self.config.access_log
             and self._express.takes(self.headers)
         )
 

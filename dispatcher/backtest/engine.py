@@ -10,14 +10,13 @@ import heapq
 import itertools
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
+from dispatcher.backtest.journal import Journal
 from dispatcher.backtest.knowledge import Lengths, submission
 from dispatcher.backtest.meter import Meter, hours_of
 from dispatcher.backtest.oracle import oracle
@@ -25,16 +24,15 @@ from dispatcher.backtest.outcomes import Finished, job_outcomes, new_tally, summ
 from dispatcher.backtest.queues import Lines, Size, Urgency
 from dispatcher.backtest.results import PolicyRun
 from dispatcher.backtest.scenario import Scenario, TraceJob
+from dispatcher.backtest.surroundings import Surroundings
 from dispatcher.clusters import AttemptStatus, RayStatus
 from dispatcher.control import launch_change, view_of
-from dispatcher.errors import GridshiftError
 from dispatcher.reconcile import Books, Retry, Seen, paused, reconcile
 from dispatcher.store import Attempt, Change, Job, Store
 from dispatcher.store.copying import maker
-from dispatcher.store.memory import MemoryStore
 from policies.decide import meet_limit
 from policies.policy import Knows, Policy
-from policies.room import LEAD_S, Room, coming_at, empty_room, kept_at, limit_at
+from policies.room import LEAD_S, Room
 from policies.turns import (
     ASK_EARLIER_S,
     WAITING,
@@ -49,7 +47,6 @@ from policies.turns import (
 from policies.world import (
     Alarm,
     AskCheckpoint,
-    Budget,
     Hold,
     JobState,
     JobView,
@@ -57,7 +54,6 @@ from policies.world import (
     Pausable,
     Placement,
     Plan,
-    RegionView,
     World,
 )
 
@@ -65,11 +61,9 @@ __all__ = ["oracle", "run", "run_in_full"]
 
 #: The kinds of events, in the order in which those of one moment are dealt with: what frees room first.
 _END, _SAVED, _STARTED, _FORESIGHT, _LIMITS, _LOOK, _PLAN, _WAKE = range(8)
-_change, _world = maker(Change), maker(World)
+_change = maker(Change)
 _EVERYTHING_WELL = Retry(0.0, 0)
 _ZERO = timedelta(0)
-#: So many writes to a database may be under way.
-_OPEN_WRITES = 2000
 
 
 class _Run:
@@ -125,7 +119,7 @@ def run_in_full(
     """The same, with what became of each job."""
     begun = time.perf_counter()
     with _no_garbage_collection():
-        engine = _Engine(scenario, policy, store or MemoryStore(), progress)
+        engine = _Engine(scenario, policy, store, progress)
         stopped_s = engine.run()
         jobs = job_outcomes(scenario, engine.tally, stopped_s)
         first = scenario.start.replace(minute=0, second=0, microsecond=0)
@@ -149,48 +143,15 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-class _Copy:
-    """Writes to a database what is written in memory, many changes a commit, and checks that it makes the same of them."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._open: deque[tuple[Future[Any], Job]] = deque()
-
-    def add(self, job: Job, reason: str, expected: Job) -> None:
-        """Submit a job."""
-        self._open.append((self._store.add_job(job, reason), expected))
-
-    def apply(self, change: Change, expected: Job) -> None:
-        """Write a change."""
-        self._open.append((self._store.apply([change]), expected))
-        if len(self._open) > _OPEN_WRITES:
-            self._check()
-
-    def close(self) -> None:
-        """Wait for all of it."""
-        while self._open:
-            self._check()
-
-    def _check(self) -> None:
-        future, expected = self._open.popleft()
-        outcome = future.result()
-        if isinstance(outcome, list):
-            outcome = outcome[0]
-        if isinstance(outcome, Exception):
-            raise outcome
-        if outcome != expected:
-            raise GridshiftError(f"the database made {outcome} of job {expected.id}, and the memory {expected}")
-
-
 class _Engine:
     """One policy over one scenario. ``run`` takes it to the end."""
 
-    def __init__(self, scenario: Scenario, policy: Policy, store: Store, progress: Callable[[float], None] | None) -> None:
+    def __init__(
+        self, scenario: Scenario, policy: Policy, store: Store | None, progress: Callable[[float], None] | None
+    ) -> None:
         self.scenario, self.policy, self.settings = scenario, policy, scenario.settings
         self._progress = progress or (lambda share: None)
-        self._books_kept = store if isinstance(store, MemoryStore) else MemoryStore()
-        self._add, self._apply = self._books_kept.add_now, self._books_kept.apply_now
-        self._copy = None if store is self._books_kept else _Copy(store)
+        self._journal = Journal(store)
         self.now = scenario.start
         self.meters = {region.name: Meter(region, scenario.start) for region in scenario.regions}
         self.tally = new_tally(len(scenario.jobs))
@@ -209,20 +170,13 @@ class _Engine:
         self._looks: set[tuple[str, datetime]] = set()
         self._plan: Plan | None = None
         self._due: dict[int, _Run] = {}
-        self._views = tuple[RegionView, ...]()
-        self._gates: dict[str, float] = {}
-        self._budgets: tuple[Budget, ...] = ()
-        self._shifts = scenario.shifts
         self._world: World | None = None
         self._seen = Seen(AttemptStatus(RayStatus.RUNNING), scenario.start, "simulated")
         self._done = Seen(AttemptStatus(RayStatus.SUCCEEDED), scenario.start, "simulated")
         self._no_books = Books(None, self.settings.currency)
         self._launch = timedelta(seconds=self.settings.launch_s)
-        self._rooms: dict[str, Room] = {}
-        self._look_around()
-        for view in self._views:
-            self._rooms[view.name] = empty_room(view, scenario.events, self.now)
-        self._set_gates()
+        self._around = Surroundings(scenario, policy)
+        self._rooms = self._around.rooms
 
     # --- time -----------------------------------------------------------------------------------------------------
 
@@ -255,8 +209,7 @@ class _Engine:
         if self._runs and self.now < self._stop_at:
             self.now = self._stop_at
         self._cut()
-        if self._copy is not None:
-            self._copy.close()
+        self._journal.close()
         self._progress(1.0)
         return (self.now - scenario.start).total_seconds()
 
@@ -293,14 +246,16 @@ class _Engine:
                 what.wake_at = None
                 self._due[what.index] = what
         elif kind == _FORESIGHT:
-            self._look_around()
-            self._set_gates()
+            self._around.look(self.now)
+            self._dirty.update(self._around.set_gates(self.now))
+            self._world = None
             self._insert(list(self._unplaced.values()))
             self._push(self.scenario.foresight.next_change(self.now), _FORESIGHT)
             span = self.scenario.end - self.scenario.start
             self._progress(min(1.0, (self.now - self.scenario.start) / span) if span > _ZERO else 0.0)
         elif kind == _LIMITS:
-            self._look_around()
+            self._around.look(self.now)
+            self._world = None
             self._set_limits()
         elif kind == _LOOK:
             self._dirty.add(what)
@@ -310,60 +265,10 @@ class _Engine:
 
     # --- the surroundings -----------------------------------------------------------------------------------------
 
-    def _look_around(self) -> None:
-        """Take in what is known of the signals now, and the limits that are announced for the planner's horizon."""
-        scenario, now = self.scenario, self.now
-        until = now + timedelta(seconds=self.settings.horizon_s)
-        known = scenario.foresight.views(now)
-        views = []
-        for region in scenario.regions:
-            table, seen = region.signals, known.get(region.name)
-            views.append(
-                RegionView(
-                    name=region.name,
-                    reachable=True,
-                    gpus=region.gpus,
-                    max_jobs=region.max_jobs,
-                    power_limit_w=region.power_limit_w,
-                    price=seen.price if seen is not None else None,
-                    carbon=seen.carbon if seen is not None else None,
-                    currency=table.currency,
-                    fx=region.fx,
-                    pue=region.pue,
-                    carbon_kind=table.carbon_kind,
-                    pools=region.pools,
-                    caps=region.caps,
-                    reserved=tuple(one for one in region.reserved if one.end > now and one.start < until),
-                )
-            )
-        self._views = tuple(views)
-        for view in views:
-            if view.name in self._rooms:
-                self._rooms[view.name].view = view
-        self._budgets = tuple(b for b in scenario.events if (b.end is None or b.end > now) and b.start < until)
-        self._shifts = tuple(s for s in scenario.shifts if s.end > now and s.start < until)
-        self._world = None
-
-    def _set_gates(self) -> None:
-        gates = {}
-        for view in self._views:
-            gate = self.policy.gate(view, self.now)
-            if gate is not None:
-                gates[view.name] = gate
-            room = self._rooms[view.name]
-            if room.gate != gate:
-                room.gate = gate
-                self._dirty.add(view.name)
-        self._gates = gates
-
     def _set_limits(self) -> None:
+        for name in self._around.set_limits(self.now):
+            self._dirty.add(name)
         for name, room in self._rooms.items():
-            before = (room.limit_w, room.kept_gpus, room.kept_w, room.coming)
-            room.limit_w, room.limit_reason = limit_at(room.view, self._budgets, self.now)
-            room.kept_gpus, room.kept_w = kept_at(room.view, self.now)
-            room.coming = coming_at(room.view, self._budgets, self.now)
-            if (room.limit_w, room.kept_gpus, room.kept_w, room.coming) != before:
-                self._dirty.add(name)
             if room.coming:
                 for one in self._placed[name].values():
                     self._look_in_time(room, one)
@@ -381,7 +286,7 @@ class _Engine:
     def _picture(self) -> World:
         """The world at this moment, without its jobs."""
         if self._world is None:
-            self._world = _world(self.now, (), self._views, self._budgets, self._shifts, self.settings, self._plan, self._gates)
+            self._world = self._around.world(self.now, self._plan)
         return self._world
 
     def _view(self, one: _Run) -> JobView:
@@ -398,10 +303,7 @@ class _Engine:
 
     def _arrive(self, index: int, trace: TraceJob) -> _Run:
         new = submission(trace, self._lengths.told_s(trace), given=self._given)
-        job = self._add(new, "submitted")
-        if self._copy is not None:
-            self._copy.add(new, "submitted", job)
-        one = _Run(index, trace, job)
+        one = _Run(index, trace, self._journal.add(new, "submitted"))
         self._runs[index] = one
         self._by_id[trace.id] = one
         return one
@@ -569,12 +471,7 @@ class _Engine:
     # --- what happens to a job --------------------------------------------------------------------------------------
 
     def _write(self, one: _Run, change: Change) -> None:
-        outcome = self._apply(change)
-        if isinstance(outcome, Exception):
-            raise outcome
-        if self._copy is not None:
-            self._copy.apply(change, outcome)
-        one.job, one.view = outcome, None
+        one.job, one.view = self._journal.apply(change), None
 
     def _hold(self, one: _Run, action: Hold) -> None:
         job = one.job

@@ -4,7 +4,7 @@ It knows plain dataclasses with slots, frozen and without a __post_init__, and n
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
@@ -34,10 +34,22 @@ def copier(kind: type[T]) -> Callable[[T, Mapping[str, Any]], T]:
 
 
 def maker(kind: type[T]) -> Callable[..., T]:
-    """A function that does what ``kind(...)`` does with all its fields given in order, three times as fast."""
+    """A function that does what ``kind(...)`` does, with the same arguments and defaults, three times as fast."""
     names, twin = _names_and_twin(kind)
-    body = "\n".join(f"    _new.{name} = {name}" for name in names)
-    source = f"def make({', '.join(names)}):\n    _new = _twin()\n{body}\n    _new.__class__ = _kind\n    return _new\n"
-    space: dict[str, Any] = {"_twin": twin, "_kind": kind}
+    space: dict[str, Any] = {"_twin": twin, "_kind": kind, "_missing": MISSING}
+    given, body = [], ""
+    for field in fields(cast(Any, kind)):
+        name = field.name
+        if field.default is not MISSING:
+            space[f"_default_{name}"] = field.default
+            given.append(f"{name}=_default_{name}")
+        elif field.default_factory is not MISSING:
+            space[f"_factory_{name}"] = field.default_factory
+            given.append(f"{name}=_missing")
+            body += f"    if {name} is _missing:\n        {name} = _factory_{name}()\n"
+        else:
+            given.append(name)
+    body += "".join(f"    _new.{name} = {name}\n" for name in names)
+    source = f"def make({', '.join(given)}):\n    _new = _twin()\n{body}    _new.__class__ = _kind\n    return _new\n"
     exec(source, space)
     return cast(Callable[..., T], space["make"])

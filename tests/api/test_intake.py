@@ -17,7 +17,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     submit = Express.submit
 
     def noted(self: Express, loop: object, body: bytes, answer: object) -> None:
-        bodies.append(body); print("NOTED", body)
+        bodies.append(body)
         submit(self, loop, body, answer)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Express, "submit", noted)
@@ -86,6 +86,15 @@ def test_what_is_not_plain_goes_the_usual_way(server: Server, taken: list[bytes]
         first = connection.recv(100)
     assert taken == []
     assert b" 403 " in first if "Origin" in more else b" 200 " in first or b" 100 " in first
+
+
+@pytest.mark.parametrize(("filling", "short"), [(60_000, True), (65_536, False), (120_000, False)])
+def test_a_large_body_is_taken_either_way(server: Server, taken: list[bytes], filling: int, short: bool) -> None:
+    body = json.dumps({"entrypoint": "x" * filling, "submission_id": "large"}).encode()
+    with connect(server) as connection:
+        connection.sendall(post(server, body))
+        assert json.loads(answers(connection, 1)[0][1])["job_id"] == "large"
+    assert bool(taken) is short
 
 
 def test_many_in_one_piece_are_answered_in_order(server: Server, taken: list[bytes]) -> None:

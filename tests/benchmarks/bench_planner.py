@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
@@ -115,13 +114,6 @@ def ask_case(log: Log, case: Case) -> Run:
 
 
 # --- the parts of the solver that only this file's later sections use ---------------------------------------------------
-
-
-def warm_of(fleet: Fleet, answer: Answer) -> Any:
-    """What the solver keeps from an answer for the next one."""
-    from policies import solver
-
-    return solver.warm_of(fleet, answer)
 
 
 def insert_each(fleet: Fleet, work: Work, before: Answer, jobs: int) -> tuple[Answer, list[float]]:
@@ -265,7 +257,7 @@ def replan(log: Log, jobs: int, seeds: int) -> dict[str, float]:
         known = pick(case.work, np.arange(jobs))
         before = ask(log, f"before, {case.name}", case.fleet, known, partial(solve, case.fleet, known))
         fleet, work, _ = later(case, before.answer, jobs, HOUR)
-        warm = warm_of(case.fleet, before.answer)
+        warm = before.answer.warm.shifted(3600.0)
         run = ask(log, f"an hour on, {case.name}", fleet, work, partial(solve, fleet, work, warm=warm))
         fresh = ask(log, f"the same, cold, {case.name}", fleet, work, partial(solve, fleet, work))
         taken.append(run.wall_s)
@@ -332,7 +324,7 @@ def warm_up(log: Log) -> dict[str, float]:
     begun_calls = time.perf_counter()
     answer = solve(case.fleet, case.work)
     first(case.fleet, case.work)
-    solve(case.fleet, case.work, warm=warm_of(case.fleet, answer))
+    solve(case.fleet, case.work, warm=answer.warm)
     insert_each(case.fleet, case.work, solve(case.fleet, pick(case.work, np.arange(50))), 50)
     compiled = time.perf_counter() - begun_calls
     free = make(exact_shape(20, 2), 0.8, tight=False, seed=0)

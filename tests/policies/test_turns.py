@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from policies.decide import decide
 from policies.room import rooms
 from policies.turns import last_safe_start, launch_or_hold, next_moment, plan_wants_pause, wanted_places, worth_starting
-from policies.world import Hold, JobState, JobView, Launch, Pausable, Placement, World
+from policies.world import Budget, Hold, JobState, JobView, Launch, Pausable, Placement, World
 from tests.policies.worlds import NOW, job, region, running, world
 
 H = timedelta(hours=1)
@@ -53,8 +53,6 @@ def test_a_job_whose_time_passed_while_there_was_no_room_takes_the_first_room_th
 
 
 def test_nothing_is_started_that_would_be_asked_to_pause_at_once() -> None:
-    from policies.world import Budget
-
     one = job("j", pausable=Pausable.CHECKPOINT, checkpoint_s=60.0)
     soon = Budget("a", NOW + timedelta(seconds=70), None, 500.0, "e", "call")
     picture = world([one], [region("a", FLAT)], budgets=(soon,))

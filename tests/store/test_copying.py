@@ -4,7 +4,7 @@ from dataclasses import FrozenInstanceError, dataclass, replace
 
 import pytest
 
-from dispatcher.store import Attempt, Job, JobEvent
+from dispatcher.store import Attempt, Change, Job, JobEvent
 from dispatcher.store.copying import copier, maker
 from policies.world import JobState
 from tests.store.store_samples import T0, attempt, job
@@ -32,6 +32,9 @@ def test_what_is_made_is_what_the_class_makes() -> None:
     assert maker(JobEvent)(*given) == JobEvent(*given)
     with pytest.raises(TypeError):
         maker(JobEvent)(3, "a")
+    plain = maker(Change)("a", T0, "note", "said", expect_attempt=2)
+    assert plain == Change("a", T0, "note", "said", expect_attempt=2) and plain.fields == {}
+    assert plain.fields is not maker(Change)("a", T0, "note", "said").fields, "a fresh one each time"
 
 
 def test_a_class_that_this_cannot_be_done_to_is_refused() -> None:
