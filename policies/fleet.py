@@ -35,8 +35,9 @@ class LaneName:
 
 @dataclass(frozen=True)
 class Layout:
-    """A World laid out: ``lanes`` names the fleet's lanes, ``caps`` its power caps. ``carbon_s`` (L, T+1) is the running integral
-    of the carbon intensity (gCO2e/kWh x s, NaN from where it is unknown on), ``now_s`` the book's time of its first moment."""
+    """A World laid out: ``lanes`` names the fleet's lanes, ``caps`` its power caps. ``carbon_s`` (L, T+1) is the running
+    integral of the carbon intensity (gCO2e/kWh x s, NaN from where it is unknown on), ``now_s`` the book's time of its first
+    moment."""
 
     grid: Grid
     fleet: Fleet
@@ -246,7 +247,8 @@ def work_of(layout: Layout, world: World, book: Book, rows: Ints, spare: int) ->
     for i in np.flatnonzero(movable):
         view = book.views[int(rows[i])]
         for lane, name in enumerate(layout.lanes):
-            if view is not None and name.region == view.region and name.gpu_type in (None, view.gpu_type):
+            there = view is not None and name.region == view.region and name.gpu_type in (None, view.gpu_type)
+            if there and allowed[i, lane]:
                 here[i] = lane
                 run_s[i, lane] = work_s[i] / max(speed[i, lane], 1e-9)
     overhead = t[:, col.CHECKPOINT] + t[:, col.RESTART]
@@ -293,7 +295,7 @@ def _unserved(world: World, book: Book, rows: Ints, work_s: Floats, layout: Layo
     t = book.table[rows]
     dearest = max(float(np.abs(layout.fleet.rate).max()) if layout.fleet.rate.size else 0.0, 1e-6)
     ranks = np.unique(t[:, col.PRIORITY], return_inverse=True)[1]
-    weight = PRIORITY ** np.minimum(ranks, 16)
+    weight: Floats = PRIORITY ** np.minimum(ranks, 16).astype(np.float64)
     shares = {team.name: team.share for team in world.settings.teams}
     if shares:
         asked = np.bincount(book.team[rows], weights=t[:, col.GPUS] * work_s, minlength=len(book.teams) + 1)
@@ -301,7 +303,8 @@ def _unserved(world: World, book: Book, rows: Ints, work_s: Floats, layout: Layo
             fair = shares.get(name, 1.0) / sum(shares.values())
             had = asked[index] / max(asked.sum(), 1e-9)
             weight[book.team[rows] == index] *= float(np.clip(fair / max(had, 1e-9), 0.7, 1.4))
-    return np.asarray(UNSERVED * dearest * weight * np.maximum(t[:, col.POWER_W] / 1000.0 * work_s / 3600.0, 1e-9))
+    energy_kwh: Floats = np.maximum(t[:, col.POWER_W] / 1000.0 * work_s / 3600.0, 1e-9)
+    return np.asarray(UNSERVED * dearest * weight * energy_kwh, dtype=np.float64)
 
 
 def _masks(layout: Layout, world: World, book: Book, rows: Ints) -> Ints:

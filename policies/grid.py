@@ -90,8 +90,8 @@ def on_grid(series: SlotSeries | None, grid: Grid) -> Floats:
 class Lane:
     """One region on the grid: what a kWh costs there and what is free. Reservations change ``gpus``, ``jobs`` and ``power``.
 
-    ``rate`` is planning currency per kWh at the GPU (PUE and carbon price included), 0 where it is not ``known``; ``integral`` and
-    ``unknown_s`` are its running integrals over the edges (currency per kW; seconds). ``limit_w`` is per slot, inf without one.
+    ``rate`` is planning currency per kWh at the GPU (PUE and carbon price included), 0 where it is not ``known``; ``integral``
+    and ``unknown_s`` are its running integrals over the edges (currency per kW; seconds). ``limit_w`` is per slot, inf without.
     ``peaks`` are the months of a demand charge that reservations are priced by, none where there is no such charge.
     """
 

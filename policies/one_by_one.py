@@ -27,8 +27,8 @@ from policies.placing import (
     make_tasks,
     measure_alone,
 )
-from policies.sentences import hhmm
-from policies.world import PLACED, Alternative, JobState, JobView, Pausable, Placement, Plan, World
+from policies.sentences import hhmm, kw
+from policies.world import PLACED, Alternative, JobState, JobView, NewPeak, Pausable, Placement, Plan, World
 
 #: The plan is made anew with another order about once for so many jobs, at most MAX_ROUNDS times.
 ROUNDS_FOR, MAX_ROUNDS = 600, 8
@@ -105,6 +105,39 @@ def reserve_fixed(world: World, grid: Grid, lanes: dict[str, Lane]) -> list[tupl
             lanes[where].reserve(grid, 0.0, length_s, job.flex.gpus, job.flex.power_w)
             found.append((job, where, length_s))
     return found
+
+
+def new_peaks(world: World, placements: Mapping[str, Placement]) -> tuple[NewPeak, ...]:
+    """The months whose demand charge these placements raise, each with what that costs."""
+    last_s = max([0.0, *((end - world.now).total_seconds() for p in placements.values() for _, end in p.intervals)])
+    grid = make_grid(world.now, world.settings.slot_s, max(world.settings.horizon_s, last_s))
+    base = {view.name: make_lane(view, world, grid) for view in world.regions}
+    fixed: dict[str, list[Draw]] = {name: [] for name in base}
+    for job, where, length_s in reserve_fixed(world, grid, base):
+        fixed[where].append((0.0, length_s, job.flex.power_w * base[where].view.pue))
+    draws = {name: list(known) for name, known in fixed.items()}
+    for job in world.jobs:
+        placement = placements.get(job.id)
+        if placement is not None and placement.region in draws:
+            watts = job.flex.power_w * base[placement.region].view.pue
+            draws[placement.region] += [(max(grid.seconds(a), 0.0), grid.seconds(b), watts) for a, b in placement.intervals]
+    found = []
+    for view in world.regions:
+        for peak in peaks_of(view, grid, fixed[view.name]):
+            high_w = peak.highest_w(draws[view.name], view.bypass_w)
+            cost = peak.per_w * (high_w - peak.stands_w)
+            if cost > 0:
+                levels = f"{kw(high_w)} ({kw(peak.stands_w)} so far)"
+                sentence = f"sets a new peak of {levels}, which costs less than holding it would"
+                found.append(NewPeak(view.name, peak.stands_w, high_w, cost, sentence))
+    return tuple(found)
+
+
+def gap(objective: float, bound: float | None) -> float | None:
+    """How far an objective may be above the best there is."""
+    if bound is None:
+        return None
+    return (objective - bound) / abs(objective) if abs(objective) > 1e-9 else 0.0
 
 
 @dataclass(frozen=True)

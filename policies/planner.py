@@ -1,8 +1,9 @@
-"""The ``gridshift`` policy: one joint plan for all jobs over time, region, GPU type and power cap, with a proof of how good it is.
+"""The ``gridshift`` policy: one joint plan for all jobs over time, region, GPU type and power cap, with a proof of its quality.
 
-It lays jobs and regions out as arrays (policies.book, policies.fleet), has them solved (policies.solver) and says the answer in
-sentences. What the solver leaves out, because no place keeps every promise, is placed one by one (policies.one_by_one), and so
-is everything where a site pays a demand charge. Pure: it looks at nothing but the World it is given and its own last plan.
+It lays jobs and regions out as arrays (policies.book, policies.fleet), has them solved (policies.solver) and says the answer
+in sentences. What the solver leaves out, because no place keeps every promise, is placed one by one (policies.one_by_one), and
+so is everything where the joint plan would raise a demand charge and that costs less. Pure: it looks at nothing but the World
+it is given and its own last plan.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -54,9 +55,20 @@ class Gridshift:
 
     def plan(self, world: World) -> Plan:
         """The plan from ``world.now`` on."""
-        if any(view.demand for view in world.regions):
-            self._standing = None
-            return one_by_one.plan(world)
+        joint = self._joint(world)
+        if not any(view.demand for view in world.regions):
+            return joint
+        peaks = one_by_one.new_peaks(world, joint.placements)
+        if not peaks:
+            return joint
+        careful, total = one_by_one.plan(world), joint.objective + sum(peak.cost for peak in peaks)
+        promises = [(sum(p.late_s for p in one.placements.values()), len(one.unplaced)) for one in (joint, careful)]
+        if promises[0] < promises[1] or (promises[0] == promises[1] and total < careful.objective - 0.01 * abs(total)):
+            return replace(joint, objective=total, gap=one_by_one.gap(total, joint.bound), peaks=peaks)
+        self._standing = None
+        return careful
+
+    def _joint(self, world: World) -> Plan:
         book = self._book = self._book or Book(world.now)
         rows = book.take_in(world.jobs)
         layout = lay_out(world, book, rows, one_by_one.reserve_fixed)

@@ -231,13 +231,14 @@ class Solver:
             judge()
             size = first * (last / first) ** (step / steps)
             for (price, limit, unit), (mean, spread), steady in zip(kinds, moments, means, strict=True):
-                over = (self._used(price) - limit) / np.maximum(limit, 1.0)
-                over[~np.isfinite(over)] = 0.0
+                bounded = np.isfinite(limit)
+                most = np.where(bounded, limit, 0.0)
+                over = np.where(bounded, (self._used(price) - most) / np.maximum(most, 1.0), 0.0)
                 mean += 0.2 * (over - mean)
                 spread += 0.05 * (over * over - spread)
                 scaled = mean / (1 - 0.8**step) / (np.sqrt(spread / (1 - 0.95**step)) + 1e-3)
                 np.maximum(price + size * unit * scaled, 0.0, out=price)
-                price[~np.isfinite(limit)] = 0.0
+                price[~bounded] = 0.0
                 steady += (0.2 if step > steps // 4 else 1.0) * (price - steady)
         for (price, _, _), steady in zip(kinds, means, strict=True):
             price[:] = steady
@@ -314,7 +315,9 @@ class Solver:
                 if not there:
                     moved.append(table)
                     continue
-                ahead = np.where(np.isfinite(limit), (limit - left) / np.maximum(limit, 1.0), 0.0) - done / total
+                there_is = np.isfinite(limit)
+                most = np.where(there_is, limit, 1.0)
+                ahead = np.where(there_is, (most - np.where(there_is, left, 0.0)) / np.maximum(most, 1.0), 0.0) - done / total
                 moved.append(np.where(table > 0.0, np.maximum(table + PACE * unit * ahead, 0.0), 0.0))
             left_out += self.place(order[block], 1.0, prices._replace(gpu=moved[0], watt=moved[1]))
             done += float(area[block].sum())
@@ -352,8 +355,8 @@ class Solver:
         return np.asarray(self.placed.cost + self.placed.load - self.value)
 
     def plan(self, rounds: int, sweeps: int) -> None:
-        """Make the plan anew ``rounds`` times, each time first those that found no room or are far from their best; then improve
-        the best of them ``sweeps`` times."""
+        """Make the plan anew ``rounds`` times, each time first those that found no room or are far from their best; then
+        improve the best of them ``sweeps`` times."""
         rank = np.empty(self.jobs)
         rank[np.argsort(-self._area, kind="stable")] = np.arange(self.jobs) / max(self.jobs, 1)
         ahead = np.zeros(self.jobs)
@@ -388,8 +391,8 @@ class Solver:
         first = np.concatenate(([0], np.cumsum(placed.runs)))
         mine = np.arange(core.MAX_RUNS)[None, :] < placed.runs[:, None]
         return Answer(
-            placed.lane.copy(), placed.cap.copy(), first, placed.begin[mine], placed.end[mine], placed.cost.copy(), bound, steps,
-            self.warm(),
+            placed.lane.copy(), placed.cap.copy(), first, placed.begin[mine], placed.end[mine], placed.cost.copy(),
+            bound, steps, self.warm(),
         )  # fmt: skip
 
     def take(self, answer: Answer) -> None:
@@ -459,8 +462,8 @@ def _columns(work: Work) -> tuple[Floats | None, ...]:
 
 
 def run(solver: Solver, effort: float = 1.0, warm: Warm | None = None) -> Answer:
-    """Price and plan the problem of ``solver``. ``effort`` scales the number of tries; it is counted in work and not in seconds,
-    so that the same problem always has the same answer."""
+    """Price and plan the problem of ``solver``. ``effort`` scales the number of tries; it is counted in work and not in
+    seconds, so that the same problem always has the same answer."""
     jobs = solver.jobs
     if solver.is_free:
         bound = solver.price(0, 1.0, 1.0)

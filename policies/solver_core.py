@@ -1,7 +1,7 @@
 """The solver's inner loops, compiled: one job against prices, one job against what is free, and moves that make room.
 
-All work on the arrays of policies.problem, grouped in the tuples below. Slots are counted within the fleet's grid; a run is kept
-as its seconds and as the slots it touches. Nothing here allocates per job but what ``workspace`` made.
+All work on the arrays of policies.problem, grouped in the tuples below. Slots are counted within the fleet's grid; a run is
+kept as its seconds and as the slots it touches. Functions write into what they are given and allocate nothing a job.
 """
 
 from typing import Any, NamedTuple
@@ -77,8 +77,9 @@ class Free(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """Where the jobs are: ``lane`` (-1: nowhere), ``cap``, ``runs`` of them, and of each run its seconds and its slots. ``cost``
-    is without prices, ``load`` what its room is worth. ``members`` (L, J) lists the jobs of each lane, ``count`` how many, ``at`` where a job is in its list."""
+    """Where the jobs are: ``lane`` (-1: nowhere), ``cap``, ``runs`` of them, and of each run its seconds and its slots.
+    ``cost`` is without prices, ``load`` what its room is worth. ``members`` (L, J) lists the jobs of each lane, ``size`` says
+    how many, and ``at`` where a job is in its list."""
 
     lane: Ints
     cap: Ints
@@ -90,7 +91,7 @@ class Placed(NamedTuple):
     cost: Floats
     load: Floats
     members: Ints
-    count: Ints
+    size: Ints
     at: Ints
 
 
@@ -298,7 +299,7 @@ def respond(jobs, supply, demand, prices, has_team, steps, gpu_use, watt_use, st
                     k, total, _ = _cheapest(work.on, work.off, work.order, m, run)
                     if k == 0 or total + fixed >= best:
                         continue
-                    score, more, bound, at, _ = _runs_of(demand, j, row, run, n, worth[j], steps, work)
+                    score, more, bound, at, _ = _runs_of(demand, j, row, run, n, 0.0, worth[j], steps, work)
                     total = max(total, bound) + fixed
                     if total >= best or (score == INF and bound == INF):
                         continue
@@ -388,17 +389,19 @@ def _over(supply, free, prices, row, t, g, w, team):  # type: ignore[no-untyped-
 
 
 @compiled
-def _runs_of(demand, j, row, run, n, guess, steps, work):  # type: ignore[no-untyped-def]
-    """The best runs in the free slots of a window, in ``work.best``: (score, seconds beyond what is needed, a lower bound on the
-    score of any runs, the worth of a second at it); INF where there are none. ``work.rate`` is the score of a second in each
-    slot, ``work.length`` its usable seconds, ``work.free`` whether it is free. ``guess`` is a worth to begin with.
+def _runs_of(demand, j, row, run, n, pause, guess, steps, work):  # type: ignore[no-untyped-def]
+    """The best runs in the free slots of a window, in ``work.best``: (score, seconds beyond what is needed, a lower bound on
+    the score of any runs, the worth of a second at it, what ``work.under`` lacks); INF where there are none. ``work.rate`` is
+    the score of a second in each slot, ``work.length`` its usable seconds, ``work.free`` whether it is free. A run is no
+    shorter than ``chunk``, and each after the first costs ``pause`` and pays for its resume.
 
-    A second that runs is given a worth; at each worth the best set of runs is found slot by slot, and the least worth whose
-    runs hold the work is searched for. The longest set of runs that falls short of it is left in ``work.under``. A run is no shorter than ``chunk``, and each after the first pays for its resume.
+    A second that runs is given a worth, ``guess`` at first; at each worth the best set of runs is found slot by slot, and the
+    least worth whose runs hold the work is searched for (Lagrangian relaxation of the work, which gives the bound). The longest
+    set of runs that falls short of it is left in ``work.under``.
     """
     chunk = min(demand.chunk[j], run)
     here = demand.here[j] == row
-    again, pause = demand.again[j], demand.pause_cost[j]
+    again = demand.again[j]
     # the first slot behind the shortest run from each slot on, 0 where there is none
     e, seconds = 0, 0.0
     low, high = INF, -INF
@@ -517,6 +520,7 @@ def look(j, supply, demand, prices, free, theta, rho, has_limits, work, out):  #
         if n <= 0:
             continue
         mask = demand.mask[j, row]
+        moving = demand.pause_cost[j] if demand.here[j] >= 0 and not here else 0.0
         bonus_at = demand.planned[j, 1] if demand.planned[j, 0] == row else -INF
         for c in range(len(demand.cap_speed)):
             if not demand.caps[j, c]:
@@ -578,7 +582,7 @@ def look(j, supply, demand, prices, free, theta, rho, has_limits, work, out):  #
                 cost = work.cost[e] + (work.cost[e + 1] - work.cost[e]) * part - work.cost[s] + fixed
                 if s == 0:
                     cost -= work.cost[1] * (begin - edges[a]) / (edges[a + 1] - edges[a])
-                score = cost + work.price[e + 1] - work.price[s]
+                score = cost + work.price[e + 1] - work.price[s] + moving
                 if abs(begin - bonus_at) < 1.0:
                     score -= demand.keep[j]
                 if score < best - 1e-12:
@@ -603,12 +607,11 @@ def look(j, supply, demand, prices, free, theta, rho, has_limits, work, out):  #
             k, least, _ = _cheapest(work.on, work.off, work.order, m, run)
             if k == 0 or least + fixed >= best - 1e-9 * abs(best):
                 continue
-            score, _, _, _, lacks = _runs_of(demand, j, row, run, n, -INF, 24, work)
+            score, _, _, _, lacks = _runs_of(demand, j, row, run, n, demand.pause_cost[j], -INF, 24, work)
             if score < INF:
-                best = _take_runs(supply, demand, j, row, c, kw, ready, run, a, n, here, fixed, best, work, out)
-            if lacks < INF:
-                if _extend(demand, j, n, lacks, work):
-                    best = _take_runs(supply, demand, j, row, c, kw, ready, run, a, n, here, fixed, best, work, out)
+                best = _take_runs(supply, demand, j, row, c, kw, ready, run, a, n, here, fixed, moving, best, work, out)
+            if lacks < INF and _extend(demand, j, n, lacks, work):
+                best = _take_runs(supply, demand, j, row, c, kw, ready, run, a, n, here, fixed, moving, best, work, out)
     return best
 
 
@@ -642,7 +645,7 @@ def _extend(demand, j, n, lacks, work):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _take_runs(supply, demand, j, row, c, kw, ready, run, a, n, here, fixed, best, work, out):  # type: ignore[no-untyped-def]
+def _take_runs(supply, demand, j, row, c, kw, ready, run, a, n, here, fixed, moving, best, work, out):  # type: ignore[no-untyped-def]
     """Write the runs of ``work.best`` to ``out``, shortened by what they hold too much, where that is better than ``best``;
     returns the better score."""
     edges = supply.edges
@@ -692,7 +695,7 @@ def _take_runs(supply, demand, j, row, c, kw, ready, run, a, n, here, fixed, bes
             work.best[at] = False
         else:
             break
-    runs, score, cost, i = 0, fixed, fixed, 0
+    runs, score, cost, i = 0, fixed + moving, fixed, 0
     left = more
     first_again = not here
     cut_at, cut_rate = -1, -INF
@@ -777,12 +780,12 @@ def occupy(j, supply, demand, free, placed, sign):  # type: ignore[no-untyped-de
             free.starts[r, t] -= sign
             free.team[team, t] -= sign * g
     if sign > 0:
-        placed.at[j] = placed.count[row]
-        placed.members[row, placed.count[row]] = j
-        placed.count[row] += 1
+        placed.at[j] = placed.size[row]
+        placed.members[row, placed.size[row]] = j
+        placed.size[row] += 1
     else:
-        placed.count[row] -= 1
-        last = placed.members[row, placed.count[row]]
+        placed.size[row] -= 1
+        last = placed.members[row, placed.size[row]]
         placed.members[row, placed.at[j]] = last
         placed.at[last] = placed.at[j]
 
@@ -861,17 +864,30 @@ def place_each(jobs, supply, demand, prices, free, placed, theta, has_limits, wo
 
 
 @compiled
+def _bother(j, demand, placed):  # type: ignore[no-untyped-def]
+    """What a job's place counts beside its cost: pauses and moves of what runs are a risk, a change of plan is a nuisance."""
+    if placed.lane[j] == NOWHERE:
+        return 0.0
+    pauses = placed.runs[j] - 1
+    if demand.here[j] >= 0 and (placed.lane[j] != demand.here[j] or placed.begin[j, 0] > SLACK):
+        pauses += 1
+    kept = placed.lane[j] == demand.planned[j, 0] and abs(placed.begin[j, 0] - demand.planned[j, 1]) < 1.0
+    return pauses * demand.pause_cost[j] - (demand.keep[j] if kept else 0.0)
+
+
+@compiled
 def offer_again(jobs, supply, demand, prices, free, placed, theta, has_limits, work, out, undo):  # type: ignore[no-untyped-def]
     """Offer each of ``jobs`` what the others leave free now; it moves where that is cheaper. Returns what this saves."""
     saved = 0.0
     for j in jobs:
-        before = placed.cost[j] + theta * placed.load[j]
+        before = placed.cost[j] + theta * placed.load[j] + _bother(j, demand, placed)
         copy_place(j, placed, 0, undo)
         occupy(j, supply, demand, free, placed, -1)
-        score = look(j, supply, demand, prices, free, theta, -1.0, has_limits, work, out)
-        if out.what[0] != NOWHERE and score < before - 1e-9 * abs(before):
-            saved += placed.cost[j] - out.cost[0]
-            put(j, supply, demand, prices, out, placed)
+        look(j, supply, demand, prices, free, theta, -1.0, has_limits, work, out)
+        put(j, supply, demand, prices, out, placed)
+        after = placed.cost[j] + theta * placed.load[j] + _bother(j, demand, placed)
+        if after < before - 1e-9 * abs(before):
+            saved += before - after
         else:
             copy_place(0, undo, j, placed)
         occupy(j, supply, demand, free, placed, 1)
@@ -898,7 +914,7 @@ def _victim(j, supply, demand, free, placed, row, t, scope):  # type: ignore[no-
     for m in range(len(supply.region)):
         if m != row and (scope == 1 or supply.region[m] != r):
             continue
-        for i in range(placed.count[m]):
+        for i in range(placed.size[m]):
             v = placed.members[m, i]
             if v == j:
                 continue
@@ -949,7 +965,7 @@ def make_room(j, supply, demand, prices, free, placed, rho, has_limits, most, wo
                 break
             touched[count] = v
             copy_place(v, placed, count, undo)
-            delta -= placed.cost[v]
+            delta -= placed.cost[v] + _bother(v, demand, placed)
             count += 1
             occupy(v, supply, demand, free, placed, -1)
             placed.lane[v] = NOWHERE
@@ -966,7 +982,7 @@ def make_room(j, supply, demand, prices, free, placed, rho, has_limits, most, wo
         step += 1
         put(v, supply, demand, prices, out, placed)
         occupy(v, supply, demand, free, placed, 1)
-        delta += placed.cost[v]
+        delta += placed.cost[v] + _bother(v, demand, placed)
         if step == 1 and delta >= -1e-12:
             failed = True
             break
@@ -990,7 +1006,7 @@ def make_room(j, supply, demand, prices, free, placed, rho, has_limits, most, wo
                         break
                     touched[count] = other
                     copy_place(other, placed, count, undo)
-                    delta -= placed.cost[other]
+                    delta -= placed.cost[other] + _bother(other, demand, placed)
                     count += 1
                     occupy(other, supply, demand, free, placed, -1)
                     placed.lane[other] = NOWHERE

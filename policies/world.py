@@ -295,7 +295,8 @@ class NewPeak:
 class Plan:
     """What we would do from ``made_at`` on; disposable, made anew as truth arrives. ``bound`` is a proven lower bound on
     ``objective`` (planning currency) and ``gap`` their relative difference. ``peaks`` has the months whose demand charge the
-    plan raises, or holds where it would have been raised otherwise."""
+    plan raises, or holds where it would have been raised otherwise. ``note`` says what an operator should know of how it was
+    made, empty when all is as it should be."""
 
     made_at: datetime
     horizon_end: datetime
@@ -306,6 +307,7 @@ class Plan:
     bound: float | None = None
     gap: float | None = None
     peaks: tuple[NewPeak, ...] = ()
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from policies.planner import plan
+from policies.planner import Gridshift, plan
 from policies.world import Budget, JobState, Pausable, ShiftWindow
 from tests.policies.worlds import NOW, check_plan, job, region, running, series, world
 
@@ -42,7 +42,8 @@ def test_it_goes_where_power_is_cheap_unless_moving_costs_more() -> None:
     assert plan(world([job("j")], regions)).placements["j"].region == "b"
     heavy = job("j", data_gb=100.0, data_region="a")
     assert plan(world([heavy], regions)).placements["j"].region == "a"
-    alternatives = plan(world([heavy], regions)).placements["j"].alternatives
+    picture = world([heavy], regions)
+    alternatives = Gridshift().explain(replace(picture, plan=plan(picture)), "j")
     assert [a.region for a in alternatives] == ["b"] and "more" in alternatives[0].why_not
 
 

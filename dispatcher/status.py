@@ -1,0 +1,101 @@
+"""What an operator sees of the control plane: alarms, and each region as it was last observed. Pure, but for asking regions for
+their last pictures."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+
+from dispatcher.api.services import AlarmStatus, LoopStatus, RegionStatus
+from dispatcher.loops import Loop
+from dispatcher.regions import Region
+from dispatcher.store import Attempt
+from policies.world import PLACED, Action, Alarm, JobState, JobView, Plan, World
+
+#: So many job ids are named in an alarm.
+_NAMED = 5
+
+
+def decided(actions: Sequence[Action], now: datetime) -> list[AlarmStatus]:
+    """Alarms that a decision raised."""
+    return [AlarmStatus(a.key, a.region, a.sentence, now) for a in actions if isinstance(a, Alarm)]
+
+
+def unreachable(regions: Iterable[Region], now: datetime) -> list[AlarmStatus]:
+    """Regions that do not answer."""
+    silent = [(region.name, region.picture()[1]) for region in regions if not region.reachable()]
+    return [
+        AlarmStatus(f"unreachable {name}", name, f"{name} does not answer: {error}", now)
+        for name, error in silent
+        if error is not None
+    ]
+
+
+def strangers(attempts: Iterable[Attempt], regions: Mapping[str, Region], now: datetime) -> list[AlarmStatus]:
+    """Regions where jobs run and that are not configured any more."""
+    return [
+        AlarmStatus(
+            f"unknown region {name}",
+            name,
+            f"jobs run in region {name}, which is not in the configuration; add it back to learn of them",
+            now,
+        )
+        for name in dict.fromkeys(attempt.region for attempt in attempts)
+        if name not in regions
+    ]
+
+
+def running_late(views: Iterable[JobView], now: datetime) -> set[str]:
+    """Placed jobs that will end after their deadlines, as expected: the plan has no word of those that it cannot move."""
+    late = set()
+    for view in views:
+        if view.flex.deadline_at is None or view.cancel_requested or view.state not in PLACED:
+            continue
+        end = (view.run_started_at or now) + timedelta(seconds=view.remaining_s)
+        if max(end, now) > view.flex.deadline_at:
+            late.add(view.id)
+    return late
+
+
+def late(plan: Plan | None, views: Mapping[str, JobView], placed: Iterable[str], now: datetime) -> list[AlarmStatus]:
+    """One alarm for all jobs that cannot end in time: those that the plan has late, and those that run late (``placed``)."""
+    planned = {p.job_id for p in plan.placements.values() if p.late_s > 0} if plan is not None else set()
+    running = running_late((views[job_id] for job_id in placed if job_id in views), now)
+    ids = sorted((planned & views.keys()) | running)
+    if not ids:
+        return []
+    named = ", ".join(ids[:_NAMED]) + (f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else "")
+    return [AlarmStatus("late", None, f"{len(ids)} cannot end by their deadlines any more as things stand: {named}", now)]
+
+
+def failing(loops: Iterable[Loop], now: datetime) -> list[AlarmStatus]:
+    """Loops whose last run failed; the control loop's own shows elsewhere, for then nobody raises alarms."""
+    return [
+        AlarmStatus(f"loop {loop.name}", None, f"the {loop.name} loop fails: {loop.last_error}", now)
+        for loop in loops
+        if loop.last_error is not None and loop.name != "control"
+    ]
+
+
+def region_status(region: Region, world: World) -> RegionStatus:
+    """A region as last observed, and what is placed there."""
+    picture, error, _ = region.picture()
+    placed = [view for view in world.jobs if view.state in PLACED and view.region == region.name]
+    begun = [view for view in placed if view.state is not JobState.LAUNCHING]
+    limits = [b.limit_w for b in world.budgets if b.region == region.name and b.start <= world.now]
+    return RegionStatus(
+        name=region.name,
+        address=region.config.address,
+        reachable=region.reachable(),
+        observed_at=picture.taken_at if picture else None,
+        error=error,
+        ray_version=picture.info.ray_version if picture else None,
+        gpus=region.gpus(),
+        gpus_used=sum(view.flex.gpus for view in placed),
+        jobs_running=len(begun),
+        draw_w=sum(view.flex.power_w for view in begun) * region.config.pue,
+        budget_w=min(limits, default=None),
+    )
+
+
+def loop_status(loop: Loop) -> LoopStatus:
+    """How a loop does."""
+    return LoopStatus(loop.name, loop.period_s, loop.last_run_at, loop.last_s, loop.runs, loop.last_error)

@@ -1,0 +1,105 @@
+"""The picture of the world that is decided on: regions with their signals, limits and gates, as far as they are known now.
+
+Jobs are the control loop's; everything around them is put together here. Nothing is decided.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from dispatcher.config import Config, shift_windows
+from dispatcher.peaks import Peaks
+from dispatcher.regions import Region
+from dispatcher.signal_book import SignalBook
+from dispatcher.store import Attempt, Job, Store
+from policies.registry import quota
+from policies.world import PLACED, Budget, DemandCharge, JobView, Plan, RegionView, Settings, World
+
+
+class WorldBuilder:
+    """See the module. ``build`` and ``note_draws`` are the control loop's; ``region_views`` may be called from any thread."""
+
+    def __init__(
+        self, config: Config, settings: Settings, store: Store, book: SignalBook, regions: Mapping[str, Region]
+    ) -> None:
+        self._config, self._settings, self._store, self._book, self._regions = config, settings, store, book, regions
+        tariffs = {region.name: region.tariff.tariff(region.name) for region in config.regions if region.tariff is not None}
+        self._peaks = Peaks(tariffs, timedelta(seconds=settings.horizon_s))
+        self._demand: dict[str, tuple[DemandCharge, ...]] = {}
+        self._quota = quota(settings.policy)
+        self._shifts_until: datetime | None = None
+        self._shifts: tuple[Any, ...] = ()
+
+    def build(self, now: datetime, jobs: Sequence[JobView], plan: Plan | None) -> World:
+        """The world at ``now``."""
+        regions = self.region_views()
+        return World(
+            now=now,
+            jobs=tuple(jobs),
+            regions=regions,
+            budgets=self._budgets(now),
+            shifts=self._shift_windows(now),
+            settings=self._settings,
+            plan=plan,
+            gates=self._gates(regions, now),
+        )
+
+    def region_views(self) -> tuple[RegionView, ...]:
+        """Each region as it is known this moment."""
+        return tuple(self._region_view(region) for region in self._regions.values())
+
+    def note_draws(self, jobs: Iterable[Job], attempts: Mapping[str, Attempt], now: datetime) -> None:
+        """What each site draws now, as modelled, for the peaks that its tariff charges."""
+        if not self._peaks:
+            return
+        draws = Counter[str]()
+        for job in jobs:
+            attempt = attempts.get(job.id)
+            running = attempt is not None and attempt.started_at is not None and job.state in PLACED
+            if attempt is not None and running and attempt.region in self._regions:
+                draws[attempt.region] += round(job.flex.power_w * self._regions[attempt.region].config.pue)
+        for region in self._regions:
+            self._peaks.note(region, now, float(draws[region]))
+        self._demand = {region: self._peaks.charges(region, now) for region in self._regions}
+
+    def _region_view(self, region: Region) -> RegionView:
+        config = region.config
+        pools = config.pools()
+        return RegionView(
+            name=region.name,
+            reachable=region.reachable(),
+            gpus=sum(pool.gpus for pool in pools) if pools else region.gpus(),
+            max_jobs=config.max_jobs,
+            power_limit_w=config.power_limit_w or None,
+            price=self._book.series(region.name, "price"),
+            carbon=self._book.series(region.name, "carbon"),
+            currency=self._book.currency(region.name) or config.currency,
+            fx=self._book.fx(region.name),
+            pue=config.pue,
+            carbon_kind=f"carbon_{config.carbon_signal}",
+            demand=self._demand.get(region.name, ()),
+            pools=pools,
+            reserved=(),  # headroom for interactive serving: nothing declares any yet
+        )
+
+    def _gates(self, regions: Sequence[RegionView], now: datetime) -> dict[str, float]:
+        """The GPUs that the configured policy's quota leaves to flexible work in each region now."""
+        if self._quota is None:
+            return {}
+        gates = {view.name: self._quota.gate(view, now) for view in regions}
+        return {name: gate for name, gate in gates.items() if gate is not None}
+
+    def _budgets(self, now: datetime) -> tuple[Budget, ...]:
+        return tuple(
+            Budget(e.region, e.start, e.end, e.limit_w, e.event_id, e.reason or f"event {e.event_id} from {e.source}")
+            for e in self._store.grid_events(ended_after=now)
+            if not e.test
+        )
+
+    def _shift_windows(self, now: datetime) -> tuple[Any, ...]:
+        """Occurrences of the shift rules up to the horizon, made anew each hour of clock time."""
+        if self._shifts_until is None or now >= self._shifts_until:
+            self._shifts = shift_windows(self._config, now, now + timedelta(seconds=self._settings.horizon_s + 3600))
+            self._shifts_until = now + timedelta(hours=1)
+        return self._shifts
