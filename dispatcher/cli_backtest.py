@@ -58,7 +58,7 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Policies to run; run-now always runs as well, as what the others are held against.",
         ),
         click.option("--start", metavar="TIME", help="Begin then (ISO 8601 with offset); default: where signals and jobs do."),
-        click.option("--days", type=click.FloatRange(0, min_open=True), help="How long; default: as long as both last."),
+        click.option("--days", type=click.FloatRange(0, min_open=True), help="How long jobs arrive; default: to the last."),
         click.option("--carbon-prices", metavar="0,50,..", help="Also run gridshift at these carbon prices: its Pareto front."),
         click.option("--report", type=click.Path(dir_okay=False, path_type=Path), metavar="HTML", help="Write a report to it."),
         click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Policies run at the same time."),
@@ -83,7 +83,7 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--pue", multiple=True, metavar="X", help="Power at the meter for each W of GPUs; default: 1" + _BY_REGION
         ),
         click.option("--cap", "caps", multiple=True, metavar="CAP:DRAW:SPEED", help="A power cap, such as 0.7:0.72:0.93."),
-        click.option("--serving", type=_FILE, metavar="CSV", help="Load of interactive serving that batch leaves room for."),
+        click.option("--serving", type=_FILE, metavar="CSV", help="Room kept for serving: region,start,end,gpus,power_w."),
         click.option("--events", type=_FILE, metavar="CSV", help="Limits on power: region,start,end,limit_w."),
         click.option(
             "--carbon", type=click.Choice(["lca", "direct"]), default="lca", show_default=True, help="Which intensity."
@@ -97,7 +97,7 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
             type=click.Choice(["perfect", "as-of", "noisy"]),
             help="What policies know of hours to come.  [default: as-of; perfect with --gaia-compatible]",
         ),
-        click.option("--published-prices", is_flag=True, help="Day-ahead prices are known from midday on, as at an exchange."),
+        click.option("--published-prices", is_flag=True, help="Prices of the next day are known from 13:00 local time on."),
         click.option("--seed", type=int, default=1, show_default=True, help="Of the noise in noisy forecasts."),
         click.option(
             "--noise", type=float, default=1.0, show_default=True, help="Its size against that of our forecaster's errors."
@@ -108,8 +108,8 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
         # the planner
         click.option("--carbon-price", type=float, default=0.0, show_default=True, help="Currency per tonne CO2e."),
         click.option("--price-weight", type=float, default=1.0, show_default=True, help="Weight of money; 0 plans by carbon."),
-        click.option("--daily-carbon-kg", type=float, help="Budget of all regions together for a UTC day."),
-        click.option("--daily-cost", type=float, help="The same in money."),
+        click.option("--daily-carbon-kg", type=float, help="Budget for a UTC day; no policy keeps it yet."),
+        click.option("--daily-cost", type=float, help="The same in money; not kept yet either."),
         click.option("--horizon-hours", type=float, default=48.0, show_default=True, help="How far ahead plans look."),
         click.option("--slot-minutes", type=click.IntRange(1), help="Slots of plans; default: those of the signals."),
         click.option(

@@ -42,7 +42,7 @@ EXAMPLE = """\
 #carbon_price_per_tonne = 0.0
 # What money counts beside carbon; 0 plans by carbon alone.
 #price_weight = 1.0
-# Hard budgets of all regions together for each UTC day, in kg CO2e and in the currency above; 0 for none.
+# Budgets of all regions together for each UTC day, in kg CO2e and in the currency above; 0 for none. No policy keeps them yet.
 #daily_carbon_kg = 0.0
 #daily_cost = 0.0
 # What an hour after its deadline costs a job, in the currency above.

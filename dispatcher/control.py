@@ -194,9 +194,10 @@ class Control:
         self._replan_where_needed(before, world)
 
     def _replan_where_needed(self, before: World | None, world: World) -> None:
-        warm = not self._standing.warming_up
-        no_plan = self._standing.plan is None and any(map(wants_place, world.jobs))
-        if before is None or _surroundings(before) != _surroundings(world) or warm is not self._was_warm or no_plan:
+        warm, standing = not self._standing.warming_up, self._standing
+        changed = before is None or _surroundings(before) != _surroundings(world) or warm is not self._was_warm
+        needed = standing.plan is None and not standing.is_being_made and any(map(wants_place, world.jobs))
+        if changed or needed:
             self.nudge_plan()
         self._was_warm = warm
         if self._standing.behind:
@@ -363,7 +364,7 @@ class Control:
             if isinstance(action, Launch):
                 if launching[action.region] < MAX_LAUNCHING:
                     launching[action.region] += 1
-                    changes.append(launchchange(job, action.region, action.reason, now, action.gpu_type))
+                    changes.append(launch_change(job, action.region, action.reason, now, action.gpu_type))
             elif isinstance(action, AskCheckpoint):
                 fields = {"pause_requested_at": now, "checkpoint_saved_at": None}
                 changes.append(change(job, now, "state", action.reason, to=JobState.PAUSING, fields=fields))
@@ -500,7 +501,8 @@ class Control:
             return
         oldest = timedelta(seconds=STALE_PLANS * self._plan_loop.period_s * self.clock.speed)
         if not self._standing.takes_in(now, oldest):
-            self.nudge_plan()
+            if not self._standing.is_being_made:
+                self.nudge_plan()
             return
         around = replace(world, now=now, regions=self._around.region_views())
         try:

@@ -87,7 +87,7 @@ class PlanWorker:
                     raise
                 why = f"{world.settings.policy} made no plan ({error}); until it does, jobs are placed one by one"
                 self._note_failure(why)
-        return _made(self._call("plan", world, why, limit_s=self._limit_s))
+        return _made(self._call("plan", world, why, limit_s=PLAN_LIMIT_S))
 
     def insert(self, world: World, jobs: Sequence[JobView]) -> Placed:
         """See Planning."""

@@ -41,7 +41,9 @@ def gantt(
     shown, left_out = placements[:limit], placements[limit:]
     axis, label = _columns(shown, jobs, signals, money, made_at, horizon, width, now, plan["slot_s"])
 
-    parts: list[RenderableType] = [Text(clean(_headline(plan, made_at))), Text(_LEGEND, style="dim")]
+    parts: list[RenderableType] = [Text(clean(_headline(plan, made_at)))]
+    parts += [Text(clean(plan["note"]), style="yellow")] if plan.get("note") else []
+    parts.append(Text(_LEGEND, style="dim"))
     parts += [_line("", _now_mark(axis, now), "", label)] if now is not None else []
     parts.append(_line("", axis.ticks(), "", label))
     regions = list(dict.fromkeys([s["region"] for s in signals] + sorted({p["region"] for p in placements})))
@@ -185,6 +187,8 @@ def explanation(told: Json) -> RenderableType:
         parts += [Text(), _chosen(placement, job, money)]
     if placement and told.get("alternatives"):
         parts += [Text(), _alternatives(told["alternatives"], placement, money)]
+    if placement and told.get("alternatives_missing"):
+        parts += [Text(), Text(f"what else could have been done is {clean(told['alternatives_missing'])}", style="yellow")]
     if placement:
         parts += [Text(clean(line), style="dim") for line in _what_costs_hold(placement, planning)]
     return Group(*parts)

@@ -32,20 +32,22 @@ from dispatcher.api.services import Snapshot
 from dispatcher.clock import Clock, ReplayClock, SystemClock
 from dispatcher.clusters.ray_http import RayCluster
 from dispatcher.config import Config, RegionConfig
-from dispatcher.control import Control, Secrets
+from dispatcher.control import Control
 from dispatcher.errors import ConfigError, GridshiftError, PackageRejected
 from dispatcher.forecasts import Forecasts
 from dispatcher.job_helpers import store_helper_package
+from dispatcher.launching import Secrets
 from dispatcher.leader import Leadership
 from dispatcher.logs import LogFollower, LogStore
 from dispatcher.loops import LiveLoops, Loop
 from dispatcher.packages import PackageStore, package_names
-from dispatcher.plan_worker import PlanWorker
+from dispatcher.plan_worker import ForecastWorker, PlanWorker
 from dispatcher.regions import Region
 from dispatcher.signal_book import ChainStatus, SignalBook
 from dispatcher.store import Attempt, Job, Store
 from dispatcher.store.migrate import upgrade
 from dispatcher.store.sql import SqlStore
+from policies.world import Alternative
 from signals.store import SignalStore
 
 log = logging.getLogger("gridshift")
@@ -124,6 +126,10 @@ class ControlPlane:
     def snapshot(self) -> Snapshot:
         """What was last seen."""
         return self._control.snapshot()
+
+    def explain(self, job_id: str) -> tuple[Alternative, ...]:
+        """What else could have been done with a planned job."""
+        return self._control.explain(job_id)
 
     def signal_chains(self, now: datetime) -> list[ChainStatus]:
         """How the signals' sources stood at the last look at them."""
@@ -249,7 +255,8 @@ def run(config: Config, *, on_ready: Callable[[], None] = lambda: None) -> int:
             stack.callback(region.cluster.close)
         addresses = {region.name: (region.address, region.token()) for region in config.regions}
         follower = LogFollower(logs, lambda name: addresses[name])
-        worker, forecaster = PlanWorker(), PlanWorker()  # a long forecast must not keep a plan waiting
+        worker = PlanWorker(config.planner_settings().policy, cache_dir=data_dir / "numba")
+        forecaster = ForecastWorker()
         stack.callback(worker.close)
         stack.callback(forecaster.close)
         pools = RegionPools([region.name for region in regions])
@@ -267,7 +274,7 @@ def run(config: Config, *, on_ready: Callable[[], None] = lambda: None) -> int:
             packages=LaunchPackages(packages),
             logs=FollowedLogs(follower),
             effects=pools,
-            planner=worker.plan,
+            planning=worker,
             secrets=Secrets(
                 job_token=lambda sid: hmac.new(secret, sid.encode(), hashlib.sha256).hexdigest(),
                 public_url=config.public_url(),
@@ -276,11 +283,15 @@ def run(config: Config, *, on_ready: Callable[[], None] = lambda: None) -> int:
             ),
         )
         control.loops.append(Loop("leader", 5.0, _leadership_check(leadership)))
-        live = LiveLoops(control.loops, clock, nudged={"control": 0.005, "plan": 0.5, "ingest": 0.5, "forecast": 0.5})
+        live = LiveLoops(
+            control.loops, clock, nudged={"control": 0.005, "plan": 0.5, "place": 0.005, "ingest": 0.5, "forecast": 0.5}
+        )
         control.nudge, control.nudge_plan = (lambda: live.nudge("control")), (lambda: live.nudge("plan"))
+        control.nudge_place = lambda: live.nudge("place")
         control.nudge_ingest, control.nudge_forecast = (lambda: live.nudge("ingest")), (lambda: live.nudge("forecast"))
         book.arrived = control.nudge_ingest
         control.start()
+        worker.start()
         live.start()
         stack.callback(live.stop)
         stack.callback(worker.close)  # before the loops: one of them may be waiting for a plan, or for a forecast

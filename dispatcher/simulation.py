@@ -13,13 +13,14 @@ from typing import Any
 from dispatcher.clock import VirtualClock
 from dispatcher.clusters.simulated import SimulatedCluster, Workload
 from dispatcher.config import Config
-from dispatcher.control import Control, Secrets
+from dispatcher.control import Control
+from dispatcher.launching import Secrets
 from dispatcher.loops import Loop, run_virtual
+from dispatcher.planning import Planner, Planning
 from dispatcher.regions import Region
 from dispatcher.signal_book import SignalBook
 from dispatcher.store import Attempt, Change, Job, Store
 from dispatcher.store.memory import MemoryStore
-from policies.planner import plan
 from policies.world import JobState
 from signals.memory_store import MemorySignalStore
 
@@ -61,7 +62,9 @@ class Arrival:
 class Simulation:
     """Builds a control plane over simulated clusters; ``run`` takes it to a moment.
 
-    ``tick_s`` is how often the control loop runs, ``plan_s`` how often a plan is made at least, both in clock seconds.
+    Plans are made by the configured policy in a Planner, as they are in the live worker process, or by ``planning``. ``tick_s``
+    is how often the control loop runs, ``plan_s`` how often a plan is made at least, ``ingest_s`` how often feeds are asked,
+    all in clock seconds.
     """
 
     def __init__(
@@ -71,8 +74,10 @@ class Simulation:
         arrivals: Sequence[Arrival],
         *,
         store: Store | None = None,
+        planning: Planning | None = None,
         tick_s: float = 60.0,
         plan_s: float = 900.0,
+        ingest_s: float = 900.0,
         start_s: float = 5.0,
     ) -> None:
         self.clock = VirtualClock(start)
@@ -104,13 +109,13 @@ class Simulation:
             packages=_NoPackages(),
             logs=_NoLogs(),
             effects=_AtOnce(),
-            planner=plan,
+            planning=planning or Planner(),
             secrets=Secrets(lambda sid: sid, "http://simulation", lambda region, job_id: f"/{job_id}", None),
             wall=wall,
         )
-        self._plan_wanted = False
-        self.control.nudge_plan = self._want_plan
-        periods = {"control": tick_s, "plan": plan_s, "ingest": 900.0, "settle": 900.0, "housekeeping": 3600.0}
+        self._plan_wanted = self._place_wanted = False
+        self.control.nudge_plan, self.control.nudge_place = self._want_plan, self._want_place
+        periods = {"control": tick_s, "plan": plan_s, "ingest": ingest_s, "settle": 900.0, "housekeeping": 3600.0}
         table = {loop.name: loop for loop in self.control.loops}
         for name, period_s in periods.items():
             table[name].period_s = period_s
@@ -124,6 +129,7 @@ class Simulation:
             Loop("arrivals", tick_s, self._arrive),
             Loop("jobs", tick_s, self._ask_jobs),
             *observing,
+            Loop("place if wanted", tick_s, self._place_if_wanted),
             table["control"],
             Loop("plan if wanted", tick_s, self._plan_if_wanted),
             table["plan"],
@@ -138,10 +144,23 @@ class Simulation:
     def _want_plan(self) -> None:
         self._plan_wanted = True
 
+    def _want_place(self) -> None:
+        self._place_wanted = True
+
+    def _place_if_wanted(self, now: datetime) -> None:
+        if self._place_wanted:
+            self._place_wanted = False
+            self.control.place(now)
+
     def _plan_if_wanted(self, now: datetime) -> None:
+        """What the tick at this moment asked for, live a moment later."""
+        wanted = self._plan_wanted or self._place_wanted
+        self._place_if_wanted(now)
         if self._plan_wanted:
             self._plan_wanted = False
             self.control.plan(now)
+            self._place_if_wanted(now)
+        if wanted:
             self.control.tick(now)
 
     def _arrive(self, now: datetime) -> None:

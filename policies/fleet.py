@@ -5,6 +5,8 @@ It decides nothing: what may not be is left out of the arrays, and everything el
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +20,8 @@ from policies.world import CapPoint, JobView, RegionView, World
 UNCAPPED = CapPoint(1.0, 1.0, 1.0)
 #: Leaving a job out counts this many times its energy at the highest rate; each higher priority counts this much more.
 UNSERVED, PRIORITY = 10.0, 2.0
+#: A day of waiting must save at least this share of a job's cost: a hair's breadth is not worth making its owner wait.
+WAIT_GAIN = 0.002
 
 #: Gives every lane what the plan cannot change, and says of whom: (job, region, seconds).
 ReserveFixed = Callable[[World, Grid, dict[str, Lane]], Sequence[tuple[JobView, str, float]]]
@@ -51,6 +55,42 @@ class Layout:
     team_gpus: Floats
     masks: dict[object, int] = field(default_factory=dict)
     mask_rows: list[Bools] = field(default_factory=list)
+    tables: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def mean_rate(self) -> float:
+        """Mean of what a kWh costs, as an amount, over all lanes and slots."""
+        return float(np.mean(np.abs(self.fleet.rate))) if self.fleet.rate.size else 0.0
+
+    @cached_property
+    def dearest_rate(self) -> float:
+        """The most that a kWh costs, as an amount."""
+        return float(np.abs(self.fleet.rate).max()) if self.fleet.rate.size else 0.0
+
+    def regions_of(self, book: Book) -> Ints:
+        """The book's number of each lane's region."""
+        if "regions" not in self.tables:
+            self.tables["regions"] = np.array([book.region_index(name.region) for name in self.lanes], dtype=np.int64)
+        found: Ints = self.tables["regions"]
+        return found
+
+    def allowed_of(self, book: Book) -> Bools:
+        """Which lanes each of the book's sets of regions allows."""
+        sets = book.allowed_sets
+        if "allowed" not in self.tables or len(self.tables["allowed"]) != len(sets):
+            rows = [[not names or lane.region in names for lane in self.lanes] for names in sets]
+            self.tables["allowed"] = np.array(rows, dtype=bool).reshape(len(sets), len(self.lanes))
+        found: Bools = self.tables["allowed"]
+        return found
+
+    def speeds_of(self, book: Book) -> Floats:
+        """How fast each of the book's sets of GPU types runs on each lane; 0: not at all."""
+        sets = book.type_sets
+        if "speeds" not in self.tables or len(self.tables["speeds"]) != len(sets):
+            rows = [[1.0 if lane.gpu_type is None else col.speeds(one, lane.gpu_type) for lane in self.lanes] for one in sets]
+            self.tables["speeds"] = np.array(rows, dtype=np.float64).reshape(len(sets), len(self.lanes))
+        found: Floats = self.tables["speeds"]
+        return found
 
     def with_masks(self) -> Fleet:
         """The fleet with the sets of slots that the jobs laid out so far must not touch."""
@@ -69,7 +109,7 @@ class Layout:
         waits = [(at - world.now).total_seconds() for at in (view.flex.earliest_at, view.not_before_at) if at is not None]
         begin = max([0.0, *waits])
         ran_s = (world.now - view.run_started_at).total_seconds() if view.run_started_at is not None else 0.0
-        end = begin + max(view.remaining_s - ran_s, 0.0)
+        end = begin + max(view.remaining_s - ran_s, 0.0) + (0.0 if view.run_started_at is not None else world.settings.launch_s)
         edges = self.grid.edges
         before, unknown = lane.integral, lane.unknown_s
         if _at(edges, unknown, end) - _at(edges, unknown, begin) > 1e-6:
@@ -195,7 +235,8 @@ def _team_gpus(world: World, book: Book, grid: Grid, fixed: Sequence[tuple[JobVi
         for job, _, seconds in fixed:
             if job.flex.team == name:
                 free[index, : int(grid.slots_until(np.array([seconds]))[0])] -= job.flex.gpus
-    return np.maximum(free, 0.0)
+    left: Floats = np.maximum(free, 0.0)
+    return left
 
 
 # --- jobs -------------------------------------------------------------------------------------------------------------
@@ -222,16 +263,8 @@ def work_of(layout: Layout, world: World, book: Book, rows: Ints, spare: int) ->
     last = np.minimum(deadline - settings.deadline_margin_s - settings.runtime_slack * work_s, fleet.edges_s[-1])
     earliest = np.maximum(t[:, col.EARLIEST] - layout.now_s, floor_s)
 
-    regions = np.array([book.region_index(name.region) for name in layout.lanes], dtype=np.int64)
-    allowed = np.array(
-        [[not names or lane.region in names for lane in layout.lanes] for names in book.allowed_sets], dtype=bool
-    ).reshape(-1, lanes)[book.allowed[rows]]
-    speed = np.array(
-        [
-            [1.0 if lane.gpu_type is None else col.speeds(types, lane.gpu_type) for lane in layout.lanes]
-            for types in book.type_sets
-        ]
-    ).reshape(-1, lanes)[book.types[rows]]
+    regions = layout.regions_of(book)
+    allowed, speed = layout.allowed_of(book)[book.allowed[rows]], layout.speeds_of(book)[book.types[rows]]
     resumed = t[:, col.RESUMED] > 0
     origin = np.where(resumed, book.region[rows], book.data_region[rows])
     far = (origin[:, None] != NONE) & (origin[:, None] != regions[None, :])
@@ -252,7 +285,7 @@ def work_of(layout: Layout, world: World, book: Book, rows: Ints, spare: int) ->
                 here[i] = lane
                 run_s[i, lane] = work_s[i] / max(speed[i, lane], 1e-9)
     overhead = t[:, col.CHECKPOINT] + t[:, col.RESTART]
-    usual = t[:, col.POWER_W] / 1000.0 * work_s / 3600.0 * float(np.mean(np.abs(fleet.rate)) if fleet.rate.size else 0.0)
+    usual = t[:, col.POWER_W] / 1000.0 * work_s / 3600.0 * layout.mean_rate
     planned = np.full((n, 2), -1.0)
     for i in np.flatnonzero(np.isfinite(t[:, col.PLANNED])):
         lane = int(np.argmax(regions == book.planned_region[rows[i]]))
@@ -269,7 +302,7 @@ def work_of(layout: Layout, world: World, book: Book, rows: Ints, spare: int) ->
         power_w=t[:, col.POWER_W].copy(),
         pausable=t[:, col.PAUSABLE] > 0,
         again_s=settings.launch_s + overhead,
-        chunk_s=np.maximum(settings.min_chunk_s, 2.0 * overhead),
+        chunk_s=np.maximum(max(settings.min_chunk_s, 1.0), 2.0 * overhead),
         pause_cost=np.where(overhead > 0, PAUSE_GAIN * usual, 0.0),
         unserved_cost=_unserved(world, book, rows, work_s, layout),
         team=np.where(book.team[rows] < len(layout.team_gpus), book.team[rows], 0),
@@ -285,6 +318,7 @@ def work_of(layout: Layout, world: World, book: Book, rows: Ints, spare: int) ->
         here=here,
         planned=planned,
         keep_gain=HYSTERESIS * usual,
+        wait_cost=WAIT_GAIN / 86400.0 * usual,
     )
     return _with_spare(work, spare, lanes) if spare else work
 
@@ -293,9 +327,9 @@ def _unserved(world: World, book: Book, rows: Ints, work_s: Floats, layout: Layo
     """Cost of having no place, so high that only room decides, and higher the more a job's priority says and the less its team
     has had."""
     t = book.table[rows]
-    dearest = max(float(np.abs(layout.fleet.rate).max()) if layout.fleet.rate.size else 0.0, 1e-6)
-    ranks = np.unique(t[:, col.PRIORITY], return_inverse=True)[1]
-    weight: Floats = PRIORITY ** np.minimum(ranks, 16).astype(np.float64)
+    dearest = max(layout.dearest_rate, 1e-6)
+    ranks = np.unique(t[:, col.PRIORITY], return_inverse=True)[1] if len(rows) > 1 else np.zeros(len(rows))
+    weight: Floats = PRIORITY ** np.minimum(ranks, 16.0)
     shares = {team.name: team.share for team in world.settings.teams}
     if shares:
         asked = np.bincount(book.team[rows], weights=t[:, col.GPUS] * work_s, minlength=len(book.teams) + 1)
@@ -304,7 +338,8 @@ def _unserved(world: World, book: Book, rows: Ints, work_s: Floats, layout: Layo
             had = asked[index] / max(asked.sum(), 1e-9)
             weight[book.team[rows] == index] *= float(np.clip(fair / max(had, 1e-9), 0.7, 1.4))
     energy_kwh: Floats = np.maximum(t[:, col.POWER_W] / 1000.0 * work_s / 3600.0, 1e-9)
-    return np.asarray(UNSERVED * dearest * weight * energy_kwh, dtype=np.float64)
+    cost: Floats = np.multiply(UNSERVED * dearest * weight, energy_kwh)
+    return cost
 
 
 def _masks(layout: Layout, world: World, book: Book, rows: Ints) -> Ints:

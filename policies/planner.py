@@ -13,11 +13,11 @@ from datetime import datetime, timedelta
 import numpy as np
 
 from policies import book as col
-from policies import one_by_one, solver
+from policies import daily_budgets, one_by_one, solver
 from policies.book import Book
 from policies.fleet import Layout, lay_out, work_of
 from policies.policy import Knows
-from policies.problem import Answer, Ints
+from policies.problem import Answer, Fleet, Ints, Work
 from policies.sentences import hhmm
 from policies.world import Alternative, JobView, Placement, Plan, RegionView, World
 
@@ -63,7 +63,7 @@ class Gridshift:
             return joint
         careful, total = one_by_one.plan(world), joint.objective + sum(peak.cost for peak in peaks)
         promises = [(sum(p.late_s for p in one.placements.values()), len(one.unplaced)) for one in (joint, careful)]
-        if promises[0] < promises[1] or (promises[0] == promises[1] and total < careful.objective - 0.01 * abs(total)):
+        if promises[0] < promises[1] or (promises[0] == promises[1] and total < careful.objective - 1e-6 * abs(total)):
             return replace(joint, objective=total, gap=one_by_one.gap(total, joint.bound), peaks=peaks)
         self._standing = None
         return careful
@@ -76,9 +76,20 @@ class Gridshift:
         spare = max(SPARE, round(SPARE_SHARE * len(rows)))
         work = work_of(layout, world, book, rows, spare)
         fleet = layout.with_masks()
-        solving = solver.Solver(fleet, work)
         warm = self._warm[1].shifted(now_s - self._warm[0]) if self._warm is not None else None
-        answer = solver.run(solving, self.effort, warm)
+        solving: solver.Solver | None = None
+
+        def solve(one: Fleet, jobs: Work) -> Answer:
+            nonlocal solving
+            solving = solver.Solver(one, jobs)
+            return solver.run(solving, self.effort, warm)
+
+        note = ""
+        if world.settings.daily_carbon_kg is None and world.settings.daily_cost is None:
+            answer = solve(fleet, work)
+        else:
+            answer, note = daily_budgets.keep(world, layout, fleet, work, solve)
+        assert solving is not None
         self._warm = (now_s, solving.warm())
         ids: list[str | None] = [self._view(row).id for row in rows]
         self._standing = _Standing(
@@ -89,7 +100,7 @@ class Gridshift:
             list(range(len(rows) + spare - 1, len(rows) - 1, -1)),
             now_s,
         )
-        return self._tell(world, rows, answer)
+        return replace(self._tell(world, rows, answer), note=note)
 
     def insert(self, world: World, jobs: Sequence[JobView]) -> Mapping[str, Placement]:
         """Places for new jobs, and for those that had to make room for them."""
@@ -174,7 +185,7 @@ class Gridshift:
                 continue
             key = facts.key(i)
             said = self._said.get(view.id)
-            if said is not None and said[0] == key:
+            if said is not None and said[0] == key and _much_the_same(said[1].cost, float(answer.cost[i])):
                 placements[view.id] = said[1]
                 continue
             placement = facts.placement(i, view, world)
@@ -221,6 +232,11 @@ class Gridshift:
         return placement
 
 
+def _much_the_same(before: float | None, now: float) -> bool:
+    """Whether a cost moved too little to say it anew: forecasts move a little all the time."""
+    return before is not None and abs(now - before) <= 0.01 * max(abs(before), abs(now))
+
+
 class _Facts:
     """An answer's figures for all its jobs at once, and each job's sentence from them."""
 
@@ -246,13 +262,12 @@ class _Facts:
         return tuple(zip(begins, ends, strict=True))
 
     def key(self, i: int) -> object:
-        """What a placement says depends on this."""
+        """When and where, in a form that stays the same from plan to plan."""
         now_s = self.layout.now_s
         return (
             int(self.answer.lane[i]),
             int(self.answer.cap[i]),
             tuple((round(a + now_s), round(b + now_s)) for a, b in self._intervals(i)),
-            round(float(self.answer.cost[i]), 6),
         )
 
     def placement(self, i: int, view: JobView, world: World) -> Placement:

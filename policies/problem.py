@@ -58,7 +58,8 @@ class Work:
     ``fixed`` cost of beginning there, ``mask`` an index into the fleet's masks, ``draw`` relative to ``power_w``.
     By cap (C): ``cap_draw`` and ``cap_speed`` relative to none; ``caps`` (J, C) which of them a job accepts.
     ``here`` (J) is the lane it runs in now (-1: none): going on there from 0 needs no start. ``planned`` (J, 2), a lane (-1:
-    none) and a second, is where a start was planned before; another must save ``keep_gain`` (J).
+    none) and a second, is where a start was planned before; another must save ``keep_gain`` (J). ``wait_cost`` (J) is what
+    waiting one second must save. These and ``pause_cost`` weigh on choices only, not on cost and bound.
     """
 
     last_s: Floats
@@ -82,6 +83,7 @@ class Work:
     here: Ints
     planned: Floats | None = None
     keep_gain: Floats | None = None
+    wait_cost: Floats | None = None
 
     def __len__(self) -> int:
         return len(self.last_s)

@@ -8,6 +8,7 @@ time, while that saves something (ejection chains; Glover 1996). It knows no job
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -16,6 +17,8 @@ from policies.problem import SLACK, Answer, Fleet, Floats, Ints, Work
 
 #: Jobs are looked at in so many parts by so many threads: what comes out depends on the first number only.
 CHUNKS, THREADS = 8, 2
+#: Fewer jobs are not worth handing to threads.
+FEW = 1000
 #: A chain of moves touches no more jobs than this.
 MOST_TOUCHED = 32
 #: How strongly a slot that fills faster than the work is placed gets dearer, in usual prices of its room.
@@ -24,6 +27,15 @@ PACE = 0.5
 BLOCKS = 60
 #: Steps of the prices: from nothing, and from those of the plan before; their sizes at first and at last.
 COLD, WARM = (40, 0.8, 0.005), (12, 0.1, 0.005)
+#: Where power is limited prices have further to go: up to what a job left out costs.
+COLD_POWER, WARM_POWER = (60, 3.0, 0.01), (15, 0.3, 0.01)
+#: How dear the room of others is taken to be when a job drives them away, one try after the other.
+DRIVEN = (1.2, 0.3, 4.0)
+
+
+@lru_cache(maxsize=1)
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(THREADS, "solver")
 
 
 @dataclass(frozen=True)
@@ -56,7 +68,6 @@ class Solver:
         self.has_limits = self.has_team or any(
             bool(np.isfinite(limit).any()) for limit in (fleet.lane_w, fleet.region_w, fleet.starts)
         )
-        self.pool = ThreadPoolExecutor(THREADS)
         self.spaces = [core.space(slots) for _ in range(CHUNKS)]
         self.parts = [np.arange(at, jobs, CHUNKS) for at in range(CHUNKS)]
         self.value, self.worth = np.zeros(jobs), np.full(jobs, -np.inf)
@@ -99,6 +110,7 @@ class Solver:
         demand.kw[j] = one.power_w[0] / 1000.0
         demand.planned[j] = one.planned[0] if one.planned is not None else -1.0
         demand.keep[j] = one.keep_gain[0] if one.keep_gain is not None else 0.0
+        demand.wait[j] = one.wait_cost[0] if one.wait_cost is not None else 0.0
         able = np.isfinite(one.ready_s[0])
         if one.here[0] >= 0:
             able[one.here[0]] = True
@@ -112,7 +124,7 @@ class Solver:
         self.placed.cost[j] = self.work.unserved_cost[j]
         one = np.array([j])
         self.place(one, 0.0, self.prices)
-        if self.placed.cost[j] > self.value_of(j) + 1e-9:
+        if not self.is_free and self.placed.cost[j] > self.value_of(j) + 1e-9:
             self.touched[:] = -1
             if self.make_room(one) > 0.0:
                 return [int(other) for other in self.touched if other >= 0]
@@ -153,6 +165,7 @@ class Solver:
             work.unserved_cost, work.team, work.ready_s, work.run_s, work.fixed, work.mask, work.draw, work.cap_draw,
             work.cap_speed, work.caps, work.here, planned,
             np.zeros(self.jobs) if work.keep_gain is None else work.keep_gain,
+            np.zeros(self.jobs) if work.wait_cost is None else work.wait_cost,
             np.where(able, -np.inf, np.inf), np.zeros((self.jobs, self.lanes), dtype=np.int64),
         )  # fmt: skip
         # The floor of each lane: the job alone there, at no prices.
@@ -196,7 +209,11 @@ class Solver:
                 parts[at], self.supply, demand, prices, self.has_team, steps, *use[at], self.value, self.worth, self.spaces[at]
             )
 
-        list(self.pool.map(one, range(CHUNKS)))
+        if sum(len(part) for part in parts) < FEW:
+            for at in range(CHUNKS):
+                one(at)
+        else:
+            list(_pool().map(one, range(CHUNKS)))
 
     # --- the bound ------------------------------------------------------------------------------------------------
 
@@ -227,8 +244,10 @@ class Solver:
                 best, kept, values = bound, [price.copy() for price, _, _ in kinds], self.value.copy()
 
         for step in range(1, steps + 1):
-            self._respond(self.parts, self.demand, self.prices)
-            judge()
+            # while prices are rough, a rough answer of those who may be paused will do
+            self._respond(self.parts, self.demand, self.prices, 0 if step <= steps // 2 else 6)
+            if step > steps // 2:
+                judge()
             size = first * (last / first) ** (step / steps)
             for (price, limit, unit), (mean, spread), steady in zip(kinds, moments, means, strict=True):
                 bounded = np.isfinite(limit)
@@ -341,11 +360,11 @@ class Solver:
             )
         )
 
-    def make_room(self, order: Ints) -> float:
+    def make_room(self, order: Ints, rho: float = DRIVEN[0]) -> float:
         """Give each job a better place even where others must leave it; what that saves."""
         return float(
             core.make_room_each(
-                order, self.supply, self.demand, self.prices, self.free, self.placed, 1.2, self.has_limits, MOST_TOUCHED,
+                order, self.supply, self.demand, self.prices, self.free, self.placed, rho, self.has_limits, MOST_TOUCHED,
                 *self._tools(), self.undo, self.touched, self.waiting,
             )
         )  # fmt: skip
@@ -363,25 +382,29 @@ class Solver:
         best, kept = np.inf, None
         for number in range(rounds):
             left_out = self.place_at_pace(np.argsort(rank - ahead, kind="stable"))
+            nowhere, regret = self.placed.lane == core.NOWHERE, np.maximum(self.regret(), 0.0)
+            self.offer(np.argsort(-regret, kind="stable"))
             cost = float(self.placed.cost.sum())
             if cost < best:
                 best, kept = cost, (self.placed, self.free)
             if number + 1 == rounds:
                 break
-            ahead[self.placed.lane == core.NOWHERE] += 1.0
+            ahead[nowhere] += 1.0
             if not left_out:
-                regret = np.where(self.placed.lane == core.NOWHERE, 0.0, np.maximum(self.regret(), 0.0))
+                regret[nowhere] = 0.0
                 worst = np.argsort(-regret, kind="stable")
                 ahead[worst[: int(np.searchsorted(np.cumsum(regret[worst]), 0.3 * regret.sum()))]] += 0.3
         if kept is not None:
             self.placed, self.free = kept
-        everyone = np.argsort(-self.regret(), kind="stable")
-        self.offer(everyone)
         for _ in range(sweeps):
             regret = self.regret()
             worst = np.argsort(-regret, kind="stable")
             worst = worst[regret[worst] > 1e-6 * abs(best) / max(self.jobs, 1)]
             saved = self.make_room(worst) + self.offer(worst)
+            for rho in DRIVEN[1:]:
+                nowhere = np.flatnonzero(self.placed.lane == core.NOWHERE)
+                if len(nowhere):
+                    saved += self.make_room(nowhere[np.argsort(-self.work.unserved_cost[nowhere], kind="stable")], rho)
             if saved <= 1e-5 * abs(best):
                 break
 
@@ -432,7 +455,7 @@ class Solver:
             mine[:] = before[:, at] * share
         return True
 
-    @property
+    @cached_property
     def is_free(self) -> bool:
         """Whether no limit could bind: then every job has its best place."""
         limits = (self.fleet.gpus, self.fleet.lane_w, self.fleet.region_w, self.fleet.starts, self.work.team_gpus)
@@ -466,15 +489,17 @@ def run(solver: Solver, effort: float = 1.0, warm: Warm | None = None) -> Answer
     seconds, so that the same problem always has the same answer."""
     jobs = solver.jobs
     if solver.is_free:
-        bound = solver.price(0, 1.0, 1.0)
+        solver.value[:] = np.minimum(solver.demand.floor.min(axis=1, initial=np.inf), solver.work.unserved_cost)
         solver.empty()
         solver.place(np.arange(jobs), 0.0, solver.prices)
-        return solver.answer(bound, 1)
-    steps, first, last = WARM if warm is not None and solver.warm_up(warm) else COLD
+        return solver.answer(float(solver.value.sum()), 0)
+    known = warm is not None and solver.warm_up(warm)
+    power = bool(np.isfinite(solver.fleet.region_w).any() or np.isfinite(solver.fleet.lane_w).any())
+    steps, first, last = (WARM_POWER if known else COLD_POWER) if power else (WARM if known else COLD)
     steps = max(2, round(steps * max(1.0, effort)))
     bound = solver.price(steps, first, last)
     few = max(1, min(24, round(24_000 / max(jobs, 1))))  # a few jobs get many tries, many jobs few
-    rounds = max(1, round(effort * max(few, 5 if steps >= COLD[0] else 3)))
+    rounds = max(1, round(effort * max(few, 3 if known else 8 if power else 4)))
     solver.plan(rounds, max(1, round(3 * effort)))
     return solver.answer(bound, steps)
 

@@ -14,6 +14,8 @@ from policies.problem import SLACK, Bools, Floats, Ints
 #: A plan cuts a job into no more runs than this.
 MAX_RUNS = 12
 INF = np.inf
+#: From so many steps on a job's bound is made as tight as can be.
+CAREFUL = 12
 NOWHERE = -1
 
 
@@ -31,7 +33,7 @@ class Supply(NamedTuple):
 class Demand(NamedTuple):
     """The jobs as the kernels read them. ``floor`` (J, L) is the least each could cost in a lane, inf where it cannot run;
     ``order`` (J, L) are the lanes by that. ``planned`` (J, 2) is a lane (-1: none) and a second at which a start is worth
-    ``keep`` more than it costs, for it was planned so before."""
+    ``keep`` more than it costs, for it was planned so before. ``wait`` is what a second that all of a job waits must save."""
 
     last: Floats
     gpus: Floats
@@ -53,6 +55,7 @@ class Demand(NamedTuple):
     here: Ints
     planned: Floats
     keep: Floats
+    wait: Floats
     floor: Floats
     order: Ints
 
@@ -250,6 +253,23 @@ def _cheapest(rate, length, order, n, need):  # type: ignore[no-untyped-def]
 
 
 @compiled
+def _whole_slots(length, n, need):  # type: ignore[no-untyped-def]
+    """The least seconds that whole slots can have together which hold ``need``; only the first and the last slot of a window
+    may be shorter than the others."""
+    usual = 0.0
+    for i in range(1, n - 1):
+        if usual > 0.0 and abs(length[i] - usual) > SLACK:
+            return need  # slots of several lengths: nothing can be said
+        usual = length[i]
+    if usual <= 0.0:
+        return need
+    least = INF
+    for ends in (0.0, length[0], length[n - 1], length[0] + length[n - 1]):
+        least = min(least, ends + usual * np.ceil(max(need - ends, 0.0) / usual - 1e-9))
+    return max(least, need)
+
+
+@compiled
 def respond(jobs, supply, demand, prices, has_team, steps, gpu_use, watt_use, start_use, team_use, value, worth, work):  # type: ignore[no-untyped-def]
     """Give each of ``jobs`` its best option at ``prices`` as if there were room for all, and add up what they would use.
 
@@ -296,10 +316,19 @@ def respond(jobs, supply, demand, prices, has_team, steps, gpu_use, watt_use, st
                             work.on[m] = work.rate[i]
                             work.off[m] = length
                             m += 1
-                    k, total, _ = _cheapest(work.on, work.off, work.order, m, run)
+                    k, total, dearest = _cheapest(work.on, work.off, work.order, m, run)
                     if k == 0 or total + fixed >= best:
                         continue
-                    score, more, bound, at, _ = _runs_of(demand, j, row, run, n, 0.0, worth[j], steps, work)
+                    if steps == 0 or demand.again[j] == 0.0:  # a resume counts no time: these seconds are the bound
+                        best, lane, cap, kept, seconds = total + fixed, row, c, 0, 0.0
+                        for i in range(n):
+                            if work.free[i] and work.rate[i] <= dearest:
+                                keep[kept] = a + i
+                                kept += 1
+                                seconds += work.length[i]
+                        share = run / seconds
+                        continue
+                    score, more, bound, at, _ = _runs_of(demand, j, row, run, n, 0.0, demand.again[j], worth[j], steps, work)
                     total = max(total, bound) + fixed
                     if total >= best or (score == INF and bound == INF):
                         continue
@@ -311,6 +340,17 @@ def respond(jobs, supply, demand, prices, has_team, steps, gpu_use, watt_use, st
                         if work.best[i]:
                             keep[kept] = a + i
                             kept += 1
+                    if steps >= CAREFUL:
+                        # slots are taken whole: the room of a few seconds more is paid for, though not their energy
+                        whole = _whole_slots(work.length, n, run)
+                        if whole > run + SLACK:
+                            high = 0.0
+                            for i in range(n):
+                                if work.free[i]:
+                                    high = max(high, kw * supply.energy[row, a + i] / (edges[a + i + 1] - edges[a + i]))
+                            _, _, bound, _, _ = _runs_of(demand, j, row, whole, n, 0.0, 0.0, at, steps, work)
+                            if bound < INF:
+                                best = max(best, bound - (whole - run) * high + fixed)
                 else:
                     work.cost[0] = 0.0
                     work.price[0] = 0.0
@@ -389,7 +429,7 @@ def _over(supply, free, prices, row, t, g, w, team):  # type: ignore[no-untyped-
 
 
 @compiled
-def _runs_of(demand, j, row, run, n, pause, guess, steps, work):  # type: ignore[no-untyped-def]
+def _runs_of(demand, j, row, run, n, pause, again, guess, steps, work):  # type: ignore[no-untyped-def]
     """The best runs in the free slots of a window, in ``work.best``: (score, seconds beyond what is needed, a lower bound on
     the score of any runs, the worth of a second at it, what ``work.under`` lacks); INF where there are none. ``work.rate`` is
     the score of a second in each slot, ``work.length`` its usable seconds, ``work.free`` whether it is free. A run is no
@@ -401,7 +441,6 @@ def _runs_of(demand, j, row, run, n, pause, guess, steps, work):  # type: ignore
     """
     chunk = min(demand.chunk[j], run)
     here = demand.here[j] == row
-    again = demand.again[j]
     # the first slot behind the shortest run from each slot on, 0 where there is none
     e, seconds = 0, 0.0
     low, high = INF, -INF
@@ -540,6 +579,7 @@ def look(j, supply, demand, prices, free, theta, rho, has_limits, work, out):  #
                     price = theta * (
                         g * (prices.gpu[row, t] + prices.team[team, t]) + w * prices.watt[row, t] + prices.start[row, t]
                     )
+                length = min(edges[t + 1], demand.last[j]) - max(edges[t], ready)
                 if usable:
                     fits = _fits(supply, free, row, t, g, w, team) if has_limits else free.gpus[row, t] >= g - SLACK
                     if not fits:
@@ -548,7 +588,6 @@ def look(j, supply, demand, prices, free, theta, rho, has_limits, work, out):  #
                         else:
                             price += rho * _over(supply, free, prices, row, t, g, w, team)
                 work.free[i] = usable
-                length = min(edges[t + 1], demand.last[j]) - max(edges[t], ready)
                 work.length[i] = length
                 if usable:
                     roomy += length
@@ -556,6 +595,7 @@ def look(j, supply, demand, prices, free, theta, rho, has_limits, work, out):  #
                 work.cost[i + 1] = work.cost[i] + energy
                 work.price[i + 1] = work.price[i] + price
                 work.rate[i] = energy / (edges[t + 1] - edges[t]) + price / length
+                work.rate[i] += demand.wait[j] * max(edges[t] - ready, 0.0) / run
             if roomy < run - SLACK:
                 continue
             # one run without a pause
@@ -583,6 +623,7 @@ def look(j, supply, demand, prices, free, theta, rho, has_limits, work, out):  #
                 if s == 0:
                     cost -= work.cost[1] * (begin - edges[a]) / (edges[a + 1] - edges[a])
                 score = cost + work.price[e + 1] - work.price[s] + moving
+                score += demand.wait[j] * (begin - ready + run / 2.0)
                 if abs(begin - bonus_at) < 1.0:
                     score -= demand.keep[j]
                 if score < best - 1e-12:
@@ -604,10 +645,15 @@ def look(j, supply, demand, prices, free, theta, rho, has_limits, work, out):  #
                     work.on[m] = work.rate[i]
                     work.off[m] = work.length[i]
                     m += 1
-            k, least, _ = _cheapest(work.on, work.off, work.order, m, run)
+            k, least, dearest = _cheapest(work.on, work.off, work.order, m, run)
             if k == 0 or least + fixed >= best - 1e-9 * abs(best):
                 continue
-            score, _, _, _, lacks = _runs_of(demand, j, row, run, n, demand.pause_cost[j], -INF, 24, work)
+            if demand.pause_cost[j] == 0.0 and demand.again[j] == 0.0:
+                # a pause is free: the cheapest seconds are the answer, unless they lie in too many or too short parts
+                best = _take_cheapest(supply, demand, j, row, c, kw, ready, run, a, n, here, fixed, dearest, best, work, out)
+                if best <= least + fixed + 1e-9 * abs(best):
+                    continue
+            score, _, _, _, lacks = _runs_of(demand, j, row, run, n, demand.pause_cost[j], demand.again[j], -INF, 24, work)
             if score < INF:
                 best = _take_runs(supply, demand, j, row, c, kw, ready, run, a, n, here, fixed, moving, best, work, out)
             if lacks < INF and _extend(demand, j, n, lacks, work):
@@ -761,6 +807,73 @@ def _take_runs(supply, demand, j, row, c, kw, ready, run, a, n, here, fixed, mov
     return score
 
 
+@compiled
+def _take_cheapest(supply, demand, j, row, c, kw, ready, run, a, n, here, fixed, dearest, best, work, out):  # type: ignore[no-untyped-def]
+    """Write the cheapest seconds to ``out`` as they lie, where that is better than ``best``; returns the better score. They are
+    all slots below the rate ``dearest``, and of those at it the earliest, the last of these in part."""
+    edges = supply.edges
+    chunk = min(demand.chunk[j], run)
+    left = run
+    for k in range(n):
+        work.best[k] = work.free[k] and work.rate[k] < dearest
+        if work.best[k]:
+            left -= work.length[k]
+    part = -1
+    for k in range(n):
+        if left <= SLACK:
+            break
+        if work.free[k] and work.rate[k] == dearest:
+            work.best[k] = True
+            if work.length[k] > left + SLACK:
+                part = k
+                break
+            left -= work.length[k]
+    runs, score, cost, i = 0, fixed, fixed, 0
+    while i < n:
+        if not work.best[i]:
+            i += 1
+            continue
+        if runs >= MAX_RUNS:
+            return best
+        begin, end, e = max(edges[a + i], ready), 0.0, i
+        while e < n and work.best[e]:
+            seconds = work.length[e]
+            whole = edges[a + e + 1] - edges[a + e]
+            energy = kw * supply.energy[row, a + e] / whole
+            end = min(edges[a + e + 1], demand.last[j])
+            if e == part:
+                seconds = left
+            cost += energy * seconds
+            score += energy * seconds + (work.rate[e] - energy) * work.length[e]
+            e += 1
+            if e - 1 == part:
+                if e - 1 == i and e < n and work.best[e] and not (here and i == 0):
+                    begin = end - left  # it leads on into the next slot
+                else:
+                    end += left - work.length[e - 1]
+                    break  # what comes after is a run of its own
+        if end - begin < (0.0 if here and i == 0 else chunk) - SLACK:
+            return best
+        work.on[runs] = begin
+        work.off[runs] = end
+        work.order[runs] = a + i
+        work.needs[runs] = a + e
+        runs += 1
+        i = e
+    if score >= best - 1e-12 or runs == 0:
+        return best
+    out.what[0] = row
+    out.what[1] = c
+    out.what[2] = runs
+    out.cost[0] = cost
+    for k in range(runs):
+        out.begin[k] = work.on[k]
+        out.end[k] = work.off[k]
+        out.first[k] = work.order[k]
+        out.stop[k] = work.needs[k]
+    return score
+
+
 # --- taking and giving back -------------------------------------------------------------------------------------------
 
 
@@ -872,7 +985,12 @@ def _bother(j, demand, placed):  # type: ignore[no-untyped-def]
     if demand.here[j] >= 0 and (placed.lane[j] != demand.here[j] or placed.begin[j, 0] > SLACK):
         pauses += 1
     kept = placed.lane[j] == demand.planned[j, 0] and abs(placed.begin[j, 0] - demand.planned[j, 1]) < 1.0
-    return pauses * demand.pause_cost[j] - (demand.keep[j] if kept else 0.0)
+    waited, run, ready = 0.0, 0.0, demand.ready[j, placed.lane[j]]
+    for k in range(placed.runs[j]):
+        seconds = placed.end[j, k] - placed.begin[j, k]
+        run += seconds
+        waited += seconds * ((placed.begin[j, k] + placed.end[j, k]) / 2.0 - (ready if ready < INF else 0.0))
+    return pauses * demand.pause_cost[j] - (demand.keep[j] if kept else 0.0) + demand.wait[j] * waited / max(run, 1.0)
 
 
 @compiled

@@ -267,6 +267,8 @@ def plan_line(plan: Json, now: datetime | None) -> str:
         pieces.append(f"at most {number_text(100.0 * float(plan['gap']), '%', 1)} above a proven lower bound")
     late = [p for p in plan["placements"] if float(p.get("late_s") or 0.0) > 0]
     line = f'<div class="gs gs-dim">{escape(" · ".join(pieces))}</div>'
+    if plan.get("note"):
+        line += box("warn", f"<b>Planner:</b> {escape(str(plan['note']))}", "alert")
     if late:
         worst = max(late, key=lambda p: float(p["late_s"]))
         text = f"{len(late)} job{'s are' if len(late) > 1 else ' is'} planned to miss the deadline; worst {worst['job_id']}"
@@ -391,6 +393,9 @@ def why(answer: Json, now: datetime | None, currency: str) -> str:
             for other in others
         ]
         parts.append(table([("Instead in", ""), ("Start (UTC)", "gs-when"), ("Cost", "gs-num"), ("Why not", "")], rows))
+    if answer.get("alternatives_missing"):
+        told = f"What else could have been done is {answer['alternatives_missing']}"
+        parts.append(f'<div class="gs gs-dim">{escape(told)}</div>')
     return "".join(parts)
 
 

@@ -15,7 +15,7 @@ from dispatcher.config import Config
 from dispatcher.packages import PackageStore
 from dispatcher.signal_book import ChainStatus
 from dispatcher.store import Job, Store
-from policies.world import World
+from policies.world import Alternative, World
 from signals.points import Kind, SignalPoint
 
 
@@ -61,12 +61,14 @@ class LoopStatus:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The last world that was decided on, and what was observed."""
+    """The last world that was decided on, and what was observed. ``planner`` says how whoever makes plans is: "ready", that it
+    is warming up, or what is wrong with it."""
 
     world: World
     regions: tuple[RegionStatus, ...]
     alarms: tuple[AlarmStatus, ...]
     loops: tuple[LoopStatus, ...]
+    planner: str = "ready"
 
 
 class Logs(Protocol):
@@ -147,6 +149,11 @@ class Services(Protocol):
 
     def snapshot(self) -> Snapshot:
         """What was last seen. Cheap."""
+        ...
+
+    def explain(self, job_id: str) -> tuple[Alternative, ...]:
+        """What else could have been done with a planned job. Blocks for a few seconds at most. Raises GridshiftError with why
+        nothing can be said now."""
         ...
 
     def signal_chains(self, now: datetime) -> list[ChainStatus]:

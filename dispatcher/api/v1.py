@@ -4,9 +4,11 @@ It reads the store and the last snapshot, and writes intents; it decides nothing
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import anyio
+import anyio.to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,11 +19,13 @@ from dispatcher.api.ray_jobs import RayJobs
 from dispatcher.api.self_service import read_result
 from dispatcher.api.services import Services
 from dispatcher.api.strict_json import parse_object
-from dispatcher.errors import BadInput, NotFound
-from policies.world import ENDED, JobState, Placement, Plan
+from dispatcher.errors import BadInput, GridshiftError, NotFound
+from policies.world import ENDED, Alternative, JobState, Placement, Plan
 
 #: Seconds that a savings report is shown again before it is made anew.
 _REPORT_KEPT_S = 5.0
+#: Jobs whose alternatives are worked out at the same time; each takes as long as a plan of one job among all others.
+EXPLAINED_AT_ONCE = 2
 
 
 class V1:
@@ -29,6 +33,7 @@ class V1:
 
     def __init__(self, services: Services, ray_jobs: RayJobs, events: GridEvents, version: str) -> None:
         self._services, self._ray_jobs, self._events, self._version = services, ray_jobs, events, version
+        self._explaining = anyio.CapacityLimiter(EXPLAINED_AT_ONCE)
         self._savings = savings.Remembered(self._make_savings, _REPORT_KEPT_S, time.monotonic)
 
     # --- jobs -----------------------------------------------------------------------------------------------------
@@ -129,6 +134,7 @@ class V1:
         plan = world.plan
         placement = plan.placements.get(job.id) if plan is not None and job.state not in ENDED else None
         unplaced = plan.unplaced.get(job.id) if plan is not None and job.state not in ENDED else None
+        others, not_told = await self._alternatives(placement)
         return json_response(
             {
                 "job": views.job_json(job),
@@ -137,11 +143,23 @@ class V1:
                     if placement is not None
                     else None
                 ),
-                "alternatives": views.alternatives_json(placement),
+                "alternatives": views.alternatives_json(others),
+                "alternatives_missing": not_told,
                 "planning": views.planning_json(world.settings, world.regions),
                 "why": _why(job.state, job.reason, placement, unplaced),
             }
         )
+
+    async def _alternatives(self, placement: Placement | None) -> tuple[Sequence[Alternative], str | None]:
+        """What else could have been done, and why that cannot be said now (None: it is said). Policies that make no list
+        while they plan are asked here, for a few seconds at most."""
+        if placement is None or placement.alternatives:
+            return (placement.alternatives if placement is not None else ()), None
+        try:
+            told = await anyio.to_thread.run_sync(self._services.explain, placement.job_id, limiter=self._explaining)
+        except GridshiftError as error:
+            return (), f"not available now: {error}"
+        return told, None
 
     # --- regions -----------------------------------------------------------------------------------------------
 
@@ -196,6 +214,7 @@ class V1:
                 "version": self._version,
                 "counts": {state.value: counts.get(state, 0) for state in JobState},
                 "loops": [views.loop_json(loop) for loop in snapshot.loops],
+                "planner": snapshot.planner,
                 "alarms": [views.alarm_json(alarm) for alarm in snapshot.alarms],
                 "energy_basis": "modelled",
                 "replay": self._services.config.replay is not None,

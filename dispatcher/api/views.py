@@ -9,7 +9,7 @@ from dispatcher.config import RegionConfig
 from dispatcher.signal_book import SourceStatus
 from dispatcher.store import Attempt, GridEvent, Job, JobEvent
 from policies.flexibility import deadline_warning
-from policies.world import JobState, Placement, Plan, RegionView, Settings
+from policies.world import Alternative, JobState, Placement, Plan, RegionView, Settings
 from signals.series import SlotSeries
 
 RAY_STATUS = {
@@ -181,6 +181,7 @@ def plan_json(plan: Plan, currency: str) -> dict[str, Any]:
         "objective": plan.objective,
         "bound": plan.bound,
         "gap": plan.gap,
+        "note": plan.note or None,
         "placements": [placement_json(placement) for placement in plan.placements.values()],
         "unplaced": dict(plan.unplaced),
         "peaks": [
@@ -206,11 +207,11 @@ def planning_json(settings: Settings, regions: Sequence[RegionView]) -> dict[str
     }
 
 
-def alternatives_json(placement: Placement | None) -> list[dict[str, Any]]:
-    """What the plan considered for a job and did not choose."""
+def alternatives_json(others: Sequence[Alternative]) -> list[dict[str, Any]]:
+    """What could have been done with a job and was not chosen."""
     return [
         {"region": other.region, "start_at": time_of(other.start_at), "cost": other.cost, "why_not": other.why_not}
-        for other in (placement.alternatives if placement is not None else ())
+        for other in others
     ]
 
 

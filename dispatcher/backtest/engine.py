@@ -26,7 +26,7 @@ from dispatcher.backtest.results import PolicyRun
 from dispatcher.backtest.scenario import Scenario, TraceJob
 from dispatcher.backtest.surroundings import Surroundings
 from dispatcher.clusters import AttemptStatus, RayStatus
-from dispatcher.control import launch_change, view_of
+from dispatcher.job_changes import launch_change, view_of
 from dispatcher.reconcile import Books, Retry, Seen, paused, reconcile
 from dispatcher.store import Attempt, Change, Job, Store
 from dispatcher.store.copying import maker

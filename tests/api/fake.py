@@ -17,12 +17,13 @@ from dispatcher.api.intake import IntakeProtocol
 from dispatcher.api.services import AlarmStatus, LoopStatus, RegionStatus, Snapshot
 from dispatcher.clock import SystemClock
 from dispatcher.config import Config
+from dispatcher.errors import GridshiftError
 from dispatcher.logs import LogStore
 from dispatcher.packages import PackageStore
 from dispatcher.signal_book import ChainStatus, SourceStatus
 from dispatcher.store import Attempt, Change, Job
 from dispatcher.store.memory import MemoryStore
-from policies.world import JobState, RegionView, World
+from policies.world import Alternative, JobState, RegionView, World
 from signals.memory_store import MemorySignalStore
 from signals.series import SlotSeries
 from tests.helpers import free_port, wait_until
@@ -52,6 +53,8 @@ class FakeServices:
         self.data_dir = base
         self.nudges = 0
         self.plan: Any = None
+        self.planner = "ready"
+        self.explains: tuple[Alternative, ...] | GridshiftError = ()
         self.chains = [north_price(datetime(2026, 1, 1, tzinfo=UTC))]
         self.asked_as_of: datetime | None = None
         self.control_error: str | None = None
@@ -70,6 +73,12 @@ class FakeServices:
     def job_token(self, submission_id: str) -> str:
         """As the server makes it."""
         return hmac.new(b"secret", submission_id.encode(), hashlib.sha256).hexdigest()
+
+    def explain(self, job_id: str) -> tuple[Alternative, ...]:
+        """What a test says, or the error it wants."""
+        if isinstance(self.explains, GridshiftError):
+            raise self.explains
+        return self.explains
 
     def signal_chains(self, now: datetime) -> list[ChainStatus]:
         """North's price is from its second source, for the first does not answer."""
@@ -101,6 +110,7 @@ class FakeServices:
             ),
             alarms=(AlarmStatus("unreachable south", "south", "south does not answer", now),),
             loops=(LoopStatus("control", 1.0, self.control_ran_at or now, 0.01, 5, self.control_error),),
+            planner=self.planner,
         )
 
     # --- moving jobs along ----------------------------------------------------------------------------------------

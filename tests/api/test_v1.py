@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from dispatcher.clock import VirtualClock
+from dispatcher.errors import GridshiftError
 from policies.world import Alternative, JobState, Placement, Plan
 from signals.points import Kind, Quality, SignalPoint
 from tests.api.fake import FakeServices, Server, in_an_hour
@@ -158,8 +159,30 @@ def test_the_plan(server: Server, services: FakeServices) -> None:
     }
     assert (told["placement"]["cap"], told["placement"]["gpu_type"]) == (1.0, None)
     assert server.get("/v1/plan/k")["why"] == "submitted; not placed: no region has room"
+    assert plan["note"] is None and told["alternatives_missing"] is None
     services.change("j", to=JobState.CANCELLED, reason="cancelled")
     assert server.get("/v1/plan/j")["placement"] is None
+
+
+def test_alternatives_are_asked_for_when_a_policy_makes_no_list_of_them(server: Server, services: FakeServices) -> None:
+    server.submit("j", metadata=FLEX)
+    now = datetime.now(UTC)
+    placement = Placement("j", "north", ((now, now + timedelta(hours=1)),), 5.0, 1.5, None, 0.0, "cheapest start")
+    services.plan = Plan(now, now + timedelta(days=2), 900, {"j": placement}, {}, 5.0, note="jobs are placed one by one")
+    assert server.get("/v1/plan")["note"] == "jobs are placed one by one"
+    services.explains = (Alternative("south", now, 9.0, "costs 4 EUR more"),)
+    told = server.get("/v1/plan/j")
+    assert [other["region"] for other in told["alternatives"]] == ["south"] and told["alternatives_missing"] is None
+    services.explains = GridshiftError("the planner is busy; ask again in a moment")
+    told = server.get("/v1/plan/j")
+    assert told["placement"]["region"] == "north" and told["alternatives"] == []
+    assert told["alternatives_missing"] == "not available now: the planner is busy; ask again in a moment"
+
+
+def test_status_says_how_the_planner_is(server: Server, services: FakeServices) -> None:
+    assert server.get("/v1/status")["planner"] == "ready"
+    services.planner = "planner warming up"
+    assert server.get("/v1/status")["planner"] == "planner warming up"
 
 
 def test_regions(server: Server) -> None:

@@ -10,8 +10,8 @@ from dispatcher.api import views
 from dispatcher.api.savings import missed
 from dispatcher.clusters.simulated import Workload
 from dispatcher.config import Config
-from dispatcher.control import launch_change, view_of
 from dispatcher.errors import ClusterUnreachable
+from dispatcher.job_changes import launch_change, view_of
 from dispatcher.reconcile import Usage
 from dispatcher.simulation import Simulation
 from dispatcher.store import Attempt, Change, Job, Request

@@ -1,11 +1,15 @@
-"""A tiny world in virtual time in which planner and decisions run as they do live: minutes pass, jobs start, pause and end."""
+"""A tiny world in virtual time in which planner and decisions run as they do live: minutes pass, jobs start, pause and end.
+
+One policy object plans now and then, is given the jobs that come in between, and told of those that end.
+"""
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from policies.decide import decide
-from policies.planner import plan
+from policies.policy import Policy
+from policies.registry import make
 from policies.world import (
     PLACED,
     Alarm,
@@ -22,8 +26,8 @@ from policies.world import (
     World,
 )
 
-TICK = timedelta(seconds=30)
-PLAN_EACH = timedelta(minutes=10)
+TICK = timedelta(seconds=60)
+PLAN_EACH = timedelta(minutes=30)
 
 
 @dataclass
@@ -44,6 +48,10 @@ class Simulation:
     alarms: list[Alarm] = field(default_factory=list)
     plan: Plan | None = None
     planned_at: datetime | None = None
+    policy: Policy = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.policy = make(self.settings.policy, self.settings)
 
     def run(self, hours: float) -> "Simulation":
         """Let time pass."""
@@ -57,9 +65,14 @@ class Simulation:
         return self
 
     def _arrive(self) -> None:
-        for one in [j for j in self.coming if j.submitted_at <= self.now]:
+        new = [j for j in self.coming if j.submitted_at <= self.now]
+        for one in new:
             self.coming.remove(one)
             self.jobs[one.id] = one
+        if new and self.plan is not None and len(self.jobs) > len(new):
+            world = World(self.now, (), self.regions, self.budgets, (), self.settings)
+            placements = self.policy.insert(world, new)
+            self.plan = replace(self.plan, placements={**self.plan.placements, **placements})
 
     def _progress(self) -> None:
         for one in list(self.jobs.values()):
@@ -70,6 +83,7 @@ class Simulation:
             elif one.state is JobState.RUNNING and since_s - lost_s >= one.remaining_s:
                 self.ended_at[one.id] = self.now
                 del self.jobs[one.id]
+                self.policy.forget([one.id])
             elif one.state is JobState.PAUSING and (self.now - one.state_since).total_seconds() >= one.flex.checkpoint_s:
                 self.pauses[one.id] += 1
                 done_s = max(0.0, (one.state_since - (one.run_started_at or self.now)).total_seconds() - lost_s)
@@ -83,8 +97,8 @@ class Simulation:
 
     def _act(self) -> None:
         world = World(self.now, tuple(self.jobs.values()), self.regions, self.budgets, (), self.settings, self.plan)
-        if self.planned_at is None or self.now >= self.planned_at + PLAN_EACH:
-            self.plan, self.planned_at = plan(world), self.now
+        if self.jobs and (self.planned_at is None or self.now >= self.planned_at + PLAN_EACH):
+            self.plan, self.planned_at = self.policy.plan(world), self.now
             world = replace(world, plan=self.plan)
         for action in decide(world):
             if isinstance(action, Alarm):
