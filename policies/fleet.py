@@ -20,8 +20,8 @@ from policies.world import CapPoint, JobView, RegionView, World
 UNCAPPED = CapPoint(1.0, 1.0, 1.0)
 #: Leaving a job out counts this many times its energy at the highest rate; each higher priority counts this much more.
 UNSERVED, PRIORITY = 10.0, 2.0
-#: A day of waiting must save at least this share of a job's cost (half a thousandth an hour, chosen on the traces of 2022): less is
-#: not worth making its owner wait.
+#: A day of waiting must save at least this share of a job's cost (half a thousandth an hour, chosen on the traces of 2022):
+#: less is not worth making its owner wait.
 WAIT_GAIN = 0.012
 
 #: Gives every lane what the plan cannot change, and says of whom: (job, region, seconds).
