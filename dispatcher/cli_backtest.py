@@ -108,8 +108,8 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
         # the planner
         click.option("--carbon-price", type=float, default=0.0, show_default=True, help="Currency per tonne CO2e."),
         click.option("--price-weight", type=float, default=1.0, show_default=True, help="Weight of money; 0 plans by carbon."),
-        click.option("--daily-carbon-kg", type=float, help="Budget for a UTC day; no policy keeps it yet."),
-        click.option("--daily-cost", type=float, help="The same in money; not kept yet either."),
+        click.option("--daily-carbon-kg", type=float, help="Budget for a UTC day; gridshift keeps it in its plans."),
+        click.option("--daily-cost", type=float, help="The same in money."),
         click.option("--horizon-hours", type=float, default=48.0, show_default=True, help="How far ahead plans look."),
         click.option("--slot-minutes", type=click.IntRange(1), help="Slots of plans; default: those of the signals."),
         click.option(
@@ -158,7 +158,8 @@ def backtest(ctx: click.Context, /, **given: Any) -> None:
         --policy lowest-window,gridshift --report report.html
 
     The table and the JSON have a row a policy, run-now first, and the oracle's bound. cost_vs_run_now and carbon_vs_run_now are
-    changes as fractions: -0.12 is 12 % less. All figures are simulated. Exit code 1: a policy failed, the others are shown.
+    changes as fractions: -0.12 is 12 % less. All figures are simulated. Exit code 1: a policy failed (the others are shown), or
+    the report could not be written.
     """
     if ctx.invoked_subcommand is not None:
         return
@@ -193,16 +194,27 @@ def _backtest(*, report: Path | None, as_json: bool, workers: int, **given: Any)
         scenario = build(options, bars.prepare)
         outcome = run_all(scenario, wanted, workers=workers, progress=bars.policy)
     result = outcome.result
-    if report is not None:
-        report.write_text(html.page(result), encoding="utf-8")
+    # Shown before the report is written: a full disk must not take the figures of a long run with it.
     if as_json:
         print_json(whole(result))
     else:
         out = console()
         out.print(view(result, out.width))
-    if report is not None:
-        click.echo(f"report: {report}", err=True)
+    written = report is None or _written(report, html.page(result))
     _tell_failures(outcome)
+    if not written:
+        raise click.exceptions.Exit(FAILURE)
+
+
+def _written(path: Path, page: str) -> bool:
+    """Write the report and say where it is, or why it could not be written."""
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        click.echo(f"gridshift: {path}: the report could not be written: {error.strerror or error}", err=True)
+        return False
+    click.echo(f"report: {path}", err=True)
+    return True
 
 
 def _tell_failures(outcome: Outcome) -> None:

@@ -42,7 +42,9 @@ EXAMPLE = """\
 #carbon_price_per_tonne = 0.0
 # What money counts beside carbon; 0 plans by carbon alone.
 #price_weight = 1.0
-# Budgets of all regions together for each UTC day, in kg CO2e and in the currency above; 0 for none. No policy keeps them yet.
+# Budgets of all regions together for each UTC day, in kg CO2e and in the currency above; 0 for none. gridshift keeps them in
+# what it plans; what ran earlier that day, or runs now and cannot be paused, is not counted. A deadline comes first. Published
+# policies ignore them.
 #daily_carbon_kg = 0.0
 #daily_cost = 0.0
 # What an hour after its deadline costs a job, in the currency above.

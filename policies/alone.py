@@ -51,10 +51,16 @@ def alone(shape: Shape, lane: Lane, grid: Grid) -> Alone:
         jobs = shape.part(part)
         cost, start_s = _windows(jobs, lane, grid)
         floor = np.where(jobs.whole, np.minimum(cost, _ending_on_edges(jobs, lane, grid)), _pieces(jobs, lane, grid))
-        kw = jobs.power_w / 1000.0
-        made.cost[part], made.start_s[part] = cost * kw + jobs.fixed, start_s
-        made.floor[part] = floor * kw + jobs.fixed
+        made.cost[part], made.start_s[part] = _priced(cost, jobs), start_s
+        made.floor[part] = _priced(floor, jobs)
     return made
+
+
+def _priced(per_kw: Floats, jobs: Shape) -> Floats:
+    """What the jobs cost at so much per kW; inf stays inf, also for a job that draws nothing (inf x 0 is no number)."""
+    drawn = np.full_like(per_kw, np.inf)
+    np.multiply(per_kw, jobs.power_w / 1000.0, out=drawn, where=per_kw != np.inf)
+    return drawn + jobs.fixed
 
 
 def _windows(jobs: Shape, lane: Lane, grid: Grid) -> tuple[Floats, Floats]:

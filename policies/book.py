@@ -4,13 +4,13 @@ A row is read from a JobView once and again only when that view changes, so that
 little to set up. Times are seconds since the book's ``origin``. It knows no prices.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 
 import numpy as np
 
 from policies.problem import Floats, Ints
-from policies.world import JobState, JobView, Pausable
+from policies.world import Flexibility, JobState, JobView, Pausable
 
 #: The columns of ``Book.table``.
 (
@@ -66,14 +66,14 @@ class Book:
 
     # --- rows -----------------------------------------------------------------------------------------------------
 
-    def take_in(self, jobs: Iterable[JobView]) -> Ints:
+    def take_in(self, jobs: Iterable[JobView], left_alone: Callable[[JobView], bool] = lambda job: False) -> Ints:
         """Bring the book up to date with all of ``jobs`` and drop every other row; the rows of those that a plan may place, in
-        their order."""
+        their order, but for those that are ``left_alone``."""
         seen: dict[str, None] = {}
         rows = []
         for job in jobs:
             seen[job.id] = None
-            if plannable(job):
+            if plannable(job) and not left_alone(job):
                 rows.append(self.add(job))
         for job_id in [one for one in self.row_of if one not in seen]:
             self.drop(job_id)
@@ -123,7 +123,7 @@ class Book:
             self.seconds(job.run_started_at, np.nan), flex.gpus, flex.power_w, flex.checkpoint_s, flex.restart_s, flex.priority,
             flex.data_gb, np.nan if flex.max_price is None else flex.max_price,
             np.nan if flex.max_carbon is None else flex.max_carbon,
-            1.0 - _LOSSES.get(flex.tier, 0.0), 0.5 if flex.min_cap is None else flex.min_cap,
+            1.0 - _LOSSES.get(flex.tier, 0.0), _least_cap(flex),
             self.seconds(job.planned_start_at, np.nan), flex.pausable is Pausable.CHECKPOINT, running,
             running or job.state is JobState.PAUSED, running and job.attempt > 1,
         )  # fmt: skip
@@ -133,6 +133,13 @@ class Book:
         self.region[row] = self.region_index(job.region)
         self.data_region[row] = self.region_index(flex.data_region)
         self.planned_region[row] = self.region_index(job.planned_region)
+
+
+def _least_cap(flex: Flexibility) -> float:
+    """The lowest cap a job stands: below half of the default limit pausing is better, and flex-0 is never touched."""
+    if flex.tier == "flex-0":
+        return 1.0
+    return 0.5 if flex.min_cap is None else flex.min_cap
 
 
 def plannable(job: JobView) -> bool:

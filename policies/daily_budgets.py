@@ -3,7 +3,7 @@
 A budget is kept as far as deadlines allow: a job that must run runs, and the plan says by how much the day goes over.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, timedelta
 from itertools import pairwise
@@ -44,7 +44,8 @@ def keep(world: World, layout: Layout, fleet: Fleet, work: Work, solve: Callable
         for use, dear in zip(uses, surcharge, strict=True):
             rate += use.per_kwh * dear[day_of][None, :]
         priced = replace(fleet, rate=rate)
-        answer = solve(*_kept_away(priced, work, away, day_of))
+        clean = uses if number < SURCHARGES + EXCLUSIONS // 2 else []
+        answer = solve(*_kept_away(priced, work, away, day_of, clean))
         if not away:
             paid = sum(float((dear * use.limit).sum()) for use, dear in zip(uses, surcharge, strict=True))
             bound = max(bound, answer.bound - paid)
@@ -73,8 +74,8 @@ def keep(world: World, layout: Layout, fleet: Fleet, work: Work, solve: Callable
             surcharge = [np.zeros(days) for _ in uses]
     assert best is not None
     note = "; ".join(
-        f"the daily budget of {use.limit:g} {use.unit} cannot be kept on "
-        f"{layout.grid.now + timedelta(days=int(day)):%Y-%m-%d}: {one[day]:.4g} {use.unit} with every deadline met"
+        f"the daily budget of {use.limit:g} {use.unit} was not kept on "
+        f"{layout.grid.now + timedelta(days=int(day)):%Y-%m-%d}: {one[day]:.4g} {use.unit}; deadlines come first"
         for use, one in zip(uses, best_used, strict=True)
         for day in np.flatnonzero(one > use.limit * (1 + 1e-6))[:3]
     )
@@ -93,12 +94,15 @@ def _keep_some_away(use: Floats, excess: float, work: Work, away: dict[int, set[
         excess -= float(use[j])
 
 
-def _kept_away(fleet: Fleet, work: Work, away: dict[int, set[int]], day_of: Ints) -> tuple[Fleet, Work]:
-    """The same problem with jobs kept away from days."""
+def _kept_away(fleet: Fleet, work: Work, away: dict[int, set[int]], day_of: Ints, uses: Sequence[_Use]) -> tuple[Fleet, Work]:
+    """The same problem with jobs kept away from days: from all lanes, or, with ``uses``, from all but the one that uses least
+    of each."""
+    lanes = work.mask.shape[1]
+    spared = {int(np.argmin(use.per_kwh.mean(axis=1))) for use in uses} if lanes > 1 else set()
     masks, mask, rows = [fleet.masks], work.mask.copy(), len(fleet.masks)
     known: dict[tuple[int, tuple[int, ...]], int] = {}
     for j, days in away.items():
-        for lane in range(mask.shape[1]) if days else ():
+        for lane in sorted(set(range(lanes)) - spared) if days else ():
             key = (int(work.mask[j, lane]), tuple(sorted(days)))
             if key not in known:
                 known[key] = rows + len(known)
@@ -113,12 +117,18 @@ def _uses(world: World, layout: Layout) -> list[_Use]:
     pue = layout.fleet.pue[:, None]
     if settings.daily_carbon_kg is not None:
         grams = np.array([layout.base[lane.region].carbon for lane in layout.lanes])
-        found.append(_Use(np.nan_to_num(grams * pue / 1000.0), settings.daily_carbon_kg, "kg CO2e"))
+        found.append(_Use(_pessimistic(grams * pue / 1000.0), settings.daily_carbon_kg, "kg CO2e"))
     if settings.daily_cost is not None:
         views = {view.name: view for view in layout.views}
         price = np.array([layout.base[lane.region].price * views[lane.region].fx for lane in layout.lanes])
-        found.append(_Use(np.nan_to_num(price * pue / 1000.0), settings.daily_cost, settings.currency))
+        found.append(_Use(_pessimistic(price * pue / 1000.0), settings.daily_cost, settings.currency))
     return found
+
+
+def _pessimistic(table: Floats) -> Floats:
+    """What is not known counts as much as the most that is known: it must not look like nothing."""
+    known = table[np.isfinite(table)]
+    return np.where(np.isfinite(table), table, known.max() if len(known) else 0.0)
 
 
 def _days(layout: Layout) -> Ints:

@@ -12,7 +12,7 @@ import numpy as np
 
 from policies import book as col
 from policies.book import NONE, Book
-from policies.grid import Grid, Lane, make_grid, make_lane, shifted_away
+from policies.grid import Grid, Lane, kept_on, make_grid, make_lane, shifted_away
 from policies.placing import HYSTERESIS, PAUSE_GAIN
 from policies.problem import Bools, Fleet, Floats, Ints, Work
 from policies.world import CapPoint, JobView, RegionView, World
@@ -160,13 +160,10 @@ def _layout(
     lengths = grid.lengths
     for number, view in enumerate(world.regions):
         lane = base[view.name]
-        kept_gpus, kept_w = np.zeros(slots), np.zeros(slots)
-        for one in view.reserved:
-            inside = (grid.edges[1:] > grid.seconds(one.start) + 1e-6) & (grid.edges[:-1] < grid.seconds(one.end) - 1e-6)
-            kept_gpus, kept_w = kept_gpus + inside * one.gpus, kept_w + inside * one.power_w
+        kept_gpus, _ = kept_on(view, grid)
         there = lane.known & view.reachable
         running = np.concatenate(([0.0], np.cumsum(lane.carbon * lengths)))
-        free = np.full(slots, np.inf) if view.gpus is None else np.maximum(view.gpus - lane.gpus - kept_gpus, 0.0)
+        free = np.full(slots, np.inf) if view.gpus is None else np.maximum(view.gpus - lane.gpus, 0.0)
         pools = view.pools or (None,)
         for pool in pools:
             names.append(
@@ -195,7 +192,7 @@ def _layout(
             share = pool.gpus / max(sum(one.gpus for one in pools if one is not None), 1e-9)
             gpus.append(np.maximum(pool.gpus - used - share * kept_gpus, 0.0))
             lane_w.append(np.full(slots, np.inf) if pool.power_limit_w is None else np.maximum(pool.power_limit_w - drawn, 0.0))
-        region_w.append(np.maximum(lane.limit_w - lane.power - kept_w, 0.0))
+        region_w.append(np.maximum(lane.limit_w - lane.power, 0.0))
         starts.append(np.full(slots, np.inf) if view.max_jobs is None else np.maximum(view.max_jobs - lane.jobs, 0.0))
     region = np.array(region_of, dtype=np.int64)
     fleet = Fleet(

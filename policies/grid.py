@@ -156,8 +156,17 @@ def _limits(view: RegionView, budgets: tuple[Budget, ...], grid: Grid) -> Floats
     return limit
 
 
+def kept_on(view: RegionView, grid: Grid) -> tuple[Floats, Floats]:
+    """GPUs and W (at the meter) that batch leaves to serving in each slot."""
+    gpus, watts = np.zeros(len(grid.edges) - 1), np.zeros(len(grid.edges) - 1)
+    for one in view.reserved:
+        inside = (grid.edges[1:] > grid.seconds(one.start) + SLACK) & (grid.edges[:-1] < grid.seconds(one.end) - SLACK)
+        gpus, watts = gpus + inside * one.gpus, watts + inside * one.power_w
+    return gpus, watts
+
+
 def make_lane(view: RegionView, world: World, grid: Grid) -> Lane:
-    """A region on the grid with nothing reserved but what bypasses gridshift."""
+    """A region on the grid with nothing reserved but what bypasses gridshift and what is kept for serving."""
     settings = world.settings
     price, carbon = on_grid(view.price, grid), on_grid(view.carbon, grid)
     per_mwh = np.zeros(len(price)) if settings.price_weight == 0 else settings.price_weight * price * view.fx
@@ -167,6 +176,7 @@ def make_lane(view: RegionView, world: World, grid: Grid) -> Lane:
     unknown = np.isnan(per_mwh)
     rate = np.where(unknown, 0.0, per_mwh) / 1000.0 * view.pue
     lengths, n = grid.lengths, len(grid.edges) - 1
+    kept_gpus, kept_w = kept_on(view, grid)
     limit_w = _limits(view, world.budgets, grid)
     return Lane(
         view=view,
@@ -177,9 +187,9 @@ def make_lane(view: RegionView, world: World, grid: Grid) -> Lane:
         integral=np.concatenate(([0.0], np.cumsum(rate * lengths / 3600.0))),
         unknown_s=np.concatenate(([0.0], np.cumsum(unknown * lengths))),
         limit_w=limit_w,
-        gpus=np.zeros(n),
+        gpus=kept_gpus,
         jobs=np.zeros(n),
-        power=np.full(n, view.bypass_w),
+        power=view.bypass_w + kept_w,
         limited=bool(np.isfinite(limit_w).any()),
         partly_unknown=bool(unknown.any()),
     )

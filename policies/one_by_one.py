@@ -26,6 +26,7 @@ from policies.placing import (
     go_on,
     make_tasks,
     measure_alone,
+    pool_for,
 )
 from policies.sentences import hhmm, kw
 from policies.world import PLACED, Alternative, JobState, JobView, NewPeak, Pausable, Placement, Plan, World
@@ -152,7 +153,7 @@ class FilledIn:
 
 def fill_in(world: World, jobs: Sequence[JobView], beside: Mapping[str, Placement]) -> FilledIn:
     """Place ``jobs``, one after the other, in the room that the placements ``beside`` leave; promises that cannot be kept all
-    are broken in the order of Option.order, never a limit."""
+    are broken in the order of Option.order. Limits are not, but for teams' quotas, and a region's pools count as one."""
     tasks, unplaced, grid, base, lanes = _beside(world, jobs, beside)
     best: dict[str, Option] = {}
     for task in sorted(tasks, key=lambda task: task.urgency):
@@ -380,6 +381,7 @@ def _placement(task: Task, option: Option, world: World, grid: Grid, lanes: dict
         reason=f"{reason}; {peak_note}" if peak_note else reason,
         run_now_cost=now_cost,
         alternatives=alternatives,
+        gpu_type=pool.gpu_type if (pool := pool_for(job, lane.view)) is not None else None,
     )
 
 

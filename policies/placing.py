@@ -12,7 +12,7 @@ from policies.alone import alone, shape_of
 from policies.demand_charge import Added, added_to
 from policies.grid import Bools, Floats, Grid, Lane, shifted_away
 from policies.room import SLACK
-from policies.world import JobState, JobView, Pausable, RegionView, World
+from policies.world import GpuPool, JobState, JobView, Pausable, RegionView, World
 
 #: A new place must be this much cheaper (share of cost) before a running job is moved or a planned start is changed.
 HYSTERESIS = 0.02
@@ -172,7 +172,11 @@ def _why_unfit(job: JobView, named: list[RegionView], silent: list[str]) -> str:
     for view in named:
         if view.name in silent:
             continue
-        if view.gpus is not None and job.flex.gpus > view.gpus + SLACK:
+        if view.pools and pool_for(job, view) is None:
+            there = ", ".join(f"{pool.gpus:g} {pool.gpu_type}" for pool in view.pools)
+            wanted = f" of {', '.join(job.flex.gpu_types)}" if job.flex.gpu_types else ""
+            clauses.append(f"{view.name} has {there} and it needs {job.flex.gpus:g}{wanted}")
+        elif view.gpus is not None and job.flex.gpus > view.gpus + SLACK:
             clauses.append(f"{view.name} has {view.gpus:g} GPUs and it needs {job.flex.gpus:g}")
         elif view.power_limit_w is not None:
             clauses.append(
@@ -186,8 +190,17 @@ def _why_unfit(job: JobView, named: list[RegionView], silent: list[str]) -> str:
 def _fits(job: JobView, view: RegionView) -> bool:
     """Whether the region could ever take the job."""
     gpus_fit = view.gpus is None or job.flex.gpus <= view.gpus + SLACK
+    if view.pools:
+        gpus_fit = pool_for(job, view) is not None
     power_fits = view.power_limit_w is None or job.flex.power_w * view.pue <= view.power_limit_w + SLACK
     return gpus_fit and power_fits and (view.max_jobs is None or view.max_jobs > 0)
+
+
+def pool_for(job: JobView, view: RegionView) -> GpuPool | None:
+    """The pool on which a job would run fastest, of those that it accepts and fits into; None without one."""
+    types = job.flex.gpu_types
+    able = [pool for pool in view.pools if pool.gpus + SLACK >= job.flex.gpus and (not types or pool.gpu_type in types)]
+    return max(able, key=lambda pool: types.get(pool.gpu_type, 1.0), default=None)
 
 
 def _entry(job: JobView, view: RegionView, world: World) -> Entry:

@@ -19,7 +19,7 @@ from policies.fleet import Layout, lay_out, work_of
 from policies.policy import Knows
 from policies.problem import Answer, Fleet, Ints, Work
 from policies.sentences import hhmm
-from policies.world import Alternative, JobView, Placement, Plan, RegionView, World
+from policies.world import Alternative, JobState, JobView, Placement, Plan, RegionView, World
 
 #: Rows kept free for jobs that come between two plans: a share of those there are, and at least so many.
 SPARE_SHARE, SPARE = 0.05, 64
@@ -50,6 +50,8 @@ class Gridshift:
         self._warm: tuple[float, solver.Warm] | None = None
         self._standing: _Standing | None = None
         self._said: dict[str, tuple[object, Placement]] = {}
+        #: Every job there is, also those that no plan moves, as last seen.
+        self._jobs: dict[str, JobView] = {}
 
     # --- the protocol ---------------------------------------------------------------------------------------------
 
@@ -69,8 +71,11 @@ class Gridshift:
         return careful
 
     def _joint(self, world: World) -> Plan:
+        self._jobs = {job.id: job for job in world.jobs}
         book = self._book = self._book or Book(world.now)
-        rows = book.take_in(world.jobs)
+        silent = {view.name for view in world.regions if not view.reachable}
+        # what runs where nobody answers is unknown: it is left where it is
+        rows = book.take_in(world.jobs, lambda job: job.state is JobState.RUNNING and job.region in silent)
         layout = lay_out(world, book, rows, one_by_one.reserve_fixed)
         now_s = book.seconds(world.now, 0.0)
         spare = max(SPARE, round(SPARE_SHARE * len(rows)))
@@ -89,6 +94,8 @@ class Gridshift:
             answer = solve(fleet, work)
         else:
             answer, note = daily_budgets.keep(world, layout, fleet, work, solve)
+            solving = solver.Solver(fleet, work)  # without the surcharges and exclusions that led there
+            solving.take(answer)
         assert solving is not None
         self._warm = (now_s, solving.warm())
         ids: list[str | None] = [self._view(row).id for row in rows]
@@ -105,9 +112,10 @@ class Gridshift:
     def insert(self, world: World, jobs: Sequence[JobView]) -> Mapping[str, Placement]:
         """Places for new jobs, and for those that had to make room for them."""
         standing, book = self._standing, self._book
+        self._jobs.update({job.id: job for job in (*world.jobs, *jobs)})
         jobs = [job for job in jobs if col.plannable(job)]
         if standing is None or book is None or len(jobs) > len(standing.spare):
-            return dict(self.plan(replace(world, jobs=tuple(self._known() + list(jobs)))).placements) if jobs else {}
+            return dict(self.plan(replace(world, jobs=tuple(self._jobs.values()))).placements) if jobs else {}
         moved: dict[int, None] = {}
         for job in jobs:
             if job.id in standing.at:
@@ -116,19 +124,23 @@ class Gridshift:
             index = standing.spare.pop()
             standing.at[job.id], standing.ids[index] = index, job.id
             one = work_of(standing.layout, world, book, np.array([row]), 0)
+            standing.solver.know_masks(standing.layout.mask_rows)
             standing.solver.admit(index, one)
             for other in standing.solver.insert(index):
                 moved[other] = None
         answer: dict[str, Placement] = {}
+        fresh, driven = {job.id for job in jobs}, []
         for index in moved:
             job_id = standing.ids[index]
             if job_id is None:
                 continue
             option = standing.solver.option(index)
+            view = self._view(book.row_of[job_id])
             if option is not None:
-                view = self._view(book.row_of[job_id])
                 answer[job_id] = self._place(world, view, standing.layout, option)
-        left = [job for job in jobs if job.id not in answer]
+            elif job_id not in fresh:
+                driven.append(view)
+        left = [job for job in jobs if job.id not in answer] + driven
         if left:
             answer.update(self._leftovers(world, left))
         return answer
@@ -138,6 +150,7 @@ class Gridshift:
         for job_id in job_ids:
             self._leave(job_id)
             self._said.pop(job_id, None)
+            self._jobs.pop(job_id, None)
             if self._book is not None:
                 self._book.drop(job_id)
 
@@ -150,12 +163,6 @@ class Gridshift:
         return one_by_one.alternatives(world, job_id)
 
     # --- parts ----------------------------------------------------------------------------------------------------
-
-    def _known(self) -> list[JobView]:
-        """The jobs of the standing plan."""
-        if self._book is None:
-            return []
-        return [view for view in self._book.views if view is not None]
 
     def _view(self, row: int) -> JobView:
         view = self._book.views[row] if self._book is not None else None
@@ -204,7 +211,8 @@ class Gridshift:
             bound += (rest.bound or 0.0) - float(standing.solver.value[mine].sum())
         for job in world.jobs:  # jobs that can run nowhere
             if job.id not in placements and job.id not in unplaced and col.plannable(job):
-                unplaced[job.id] = "no region can take it"
+                here = job.state is JobState.RUNNING and job.region is not None
+                unplaced[job.id] = f"left where it runs, in {job.region}" if here else "no region can take it"
         if len(self._said) > 2 * len(world.jobs) + 1000:
             self._said = {job_id: said for job_id, said in self._said.items() if job_id in placements}
         bound = min(bound, objective)
@@ -223,7 +231,7 @@ class Gridshift:
         standing = self._standing
         assert standing is not None
         beside = {job_id: self._said[job_id][1] for job_id in standing.at if job_id in self._said}
-        return one_by_one.fill_in(world, jobs, beside).placements
+        return one_by_one.fill_in(replace(world, jobs=tuple(self._jobs.values())), jobs, beside).placements
 
     def _place(self, world: World, view: JobView, layout: Layout, option: Answer) -> Placement:
         facts = _Facts(layout, option, 1)
@@ -264,8 +272,10 @@ class _Facts:
     def key(self, i: int) -> object:
         """When and where, in a form that stays the same from plan to plan."""
         now_s = self.layout.now_s
+        lane = self.layout.lanes[int(self.answer.lane[i])]
         return (
-            int(self.answer.lane[i]),
+            lane.region,
+            lane.gpu_type,
             int(self.answer.cap[i]),
             tuple((round(a + now_s), round(b + now_s)) for a, b in self._intervals(i)),
         )

@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from policies import solver_core as core
-from policies.problem import SLACK, Answer, Fleet, Floats, Ints, Work
+from policies.problem import SLACK, Answer, Bools, Fleet, Floats, Ints, Work
 
 #: Jobs are looked at in so many parts by so many threads: what comes out depends on the first number only.
 CHUNKS, THREADS = 8, 2
@@ -29,6 +29,10 @@ BLOCKS = 60
 COLD, WARM = (40, 0.8, 0.005), (12, 0.1, 0.005)
 #: Where power is limited prices have further to go: up to what a job left out costs.
 COLD_POWER, WARM_POWER = (60, 3.0, 0.01), (15, 0.3, 0.01)
+#: Jobs of a small problem are looked at so often in the end, and how hot that begins and ends, in the usual cost of a job.
+ANNEAL, ANNEAL_WARM, HOT, COLD_SHARE, LOUD = 300, 4, 0.2, 0.001, 4.0
+#: A plan within this share of its bound is not improved by chance any more.
+GOOD_ENOUGH = 1e-3
 #: How dear the room of others is taken to be when a job drives them away, one try after the other.
 DRIVEN = (1.2, 0.3, 4.0)
 
@@ -84,7 +88,9 @@ class Solver:
         kw_per_gpu = float(work.power_w.sum()) / 1000.0 / max(float(work.gpus.sum()), SLACK)
         #: What room is usually worth: a GPU, and a W at the meter, for a slot.
         self._unit_gpu, self._unit_watt = worth * kw_per_gpu, worth / 1000.0 / float(fleet.pue.mean())
-        self._unit_start = worth * float(work.power_w.mean()) / 1000.0 if jobs else 0.0
+        self._unit_start = (
+            worth * float(work.power_w[work.gpus + work.power_w > 0].mean()) / 1000.0 if work.power_w.any() else 0.0
+        )
         run_s = np.where(np.isfinite(work.ready_s), work.run_s, np.inf).min(axis=1, initial=np.inf)
         #: How much room each job takes: GPUs and kW over its run time.
         self._area = np.where(np.isfinite(run_s), run_s, 0.0) * (
@@ -118,6 +124,13 @@ class Solver:
         demand.floor[j] = np.where(able, -np.inf, np.inf)
         demand.order[j] = np.argsort(~able, kind="stable")
         self.placed.cost[j] = one.unserved_cost[0]
+
+    def know_masks(self, rows: Sequence[Bools]) -> None:
+        """Take in sets of forbidden slots that were made after the plan; they come behind the empty set."""
+        if len(rows) + 1 > len(self.supply.masks):
+            masks = np.zeros((len(rows) + 1, self.slots), dtype=bool)
+            masks[1:] = np.array(rows)
+            self.supply = self.supply._replace(masks=masks)
 
     def insert(self, j: int) -> list[int]:
         """Place one job in the standing plan, where there is room or where others make some for it; whose places are new."""
@@ -408,6 +421,26 @@ class Solver:
             if saved <= 1e-5 * abs(best):
                 break
 
+    def anneal(self, steps: int, seed: int = 0) -> None:
+        """Improve the plan by chance, ``steps`` times; the same ``seed`` gives the same plan."""
+        alive = np.flatnonzero(np.isfinite(self.demand.floor.min(axis=1, initial=np.inf)))
+        if len(alive) < 2 or not steps:
+            return
+        usual = float(np.abs(self.placed.cost[alive]).mean()) + 1e-12
+        best, chosen = places(self.jobs, 1), np.zeros(MOST_TOUCHED // 2, dtype=np.int64)
+        gained, last = core.anneal(
+            steps, seed, HOT * usual, COLD_SHARE * usual, alive, self._area,
+            self._free_prices(), LOUD * self._unit_gpu, self.supply, self.demand, self.prices, self.free,
+            self.placed, self.has_limits, *self._tools(), self.undo, chosen, best,
+        )  # fmt: skip
+        if gained <= last:
+            return
+        for j in alive:
+            core.occupy(j, self.supply, self.demand, self.free, self.placed, -1)
+        for j in alive:
+            core.copy_place(j, best, j, self.placed)
+            core.occupy(j, self.supply, self.demand, self.free, self.placed, 1)
+
     def answer(self, bound: float, steps: int) -> Answer:
         """The plan as it is."""
         placed = self.placed
@@ -501,6 +534,8 @@ def run(solver: Solver, effort: float = 1.0, warm: Warm | None = None) -> Answer
     few = max(1, min(24, round(24_000 / max(jobs, 1))))  # a few jobs get many tries, many jobs few
     rounds = max(1, round(effort * max(few, 3 if known else 8 if power else 4)))
     solver.plan(rounds, max(1, round(3 * effort)))
+    if jobs <= FEW and float(solver.placed.cost.sum()) - bound > GOOD_ENOUGH * abs(bound):
+        solver.anneal(round(effort * (ANNEAL_WARM if known else ANNEAL) * jobs))
     return solver.answer(bound, steps)
 
 

@@ -319,7 +319,9 @@ def respond(jobs, supply, demand, prices, has_team, steps, gpu_use, watt_use, st
                     k, total, dearest = _cheapest(work.on, work.off, work.order, m, run)
                     if k == 0 or total + fixed >= best:
                         continue
-                    if steps == 0 or demand.again[j] == 0.0:  # a resume counts no time: these seconds are the bound
+                    if steps == 0 or (
+                        demand.again[j] == 0.0 and demand.chunk[j] <= 1.0
+                    ):  # a resume counts no time: these seconds are the bound
                         best, lane, cap, kept, seconds = total + fixed, row, c, 0, 0.0
                         for i in range(n):
                             if work.free[i] and work.rate[i] <= dearest:
@@ -328,7 +330,9 @@ def respond(jobs, supply, demand, prices, has_team, steps, gpu_use, watt_use, st
                                 seconds += work.length[i]
                         share = run / seconds
                         continue
-                    score, more, bound, at, _ = _runs_of(demand, j, row, run, n, 0.0, demand.again[j], worth[j], steps, work)
+                    score, more, bound, at, _ = _runs_of(
+                        demand, j, row, run, n, 0.0, demand.again[j], worth[j], steps, True, work
+                    )
                     total = max(total, bound) + fixed
                     if total >= best or (score == INF and bound == INF):
                         continue
@@ -343,12 +347,12 @@ def respond(jobs, supply, demand, prices, has_team, steps, gpu_use, watt_use, st
                     if steps >= CAREFUL:
                         # slots are taken whole: the room of a few seconds more is paid for, though not their energy
                         whole = _whole_slots(work.length, n, run)
-                        if whole > run + SLACK:
+                        if whole > run + SLACK and demand.again[j] <= whole - run + SLACK:
                             high = 0.0
                             for i in range(n):
                                 if work.free[i]:
                                     high = max(high, kw * supply.energy[row, a + i] / (edges[a + i + 1] - edges[a + i]))
-                            _, _, bound, _, _ = _runs_of(demand, j, row, whole, n, 0.0, 0.0, at, steps, work)
+                            _, _, bound, _, _ = _runs_of(demand, j, row, whole, n, 0.0, 0.0, at, steps, True, work)
                             if bound < INF:
                                 best = max(best, bound - (whole - run) * high + fixed)
                 else:
@@ -417,7 +421,7 @@ def _fits(supply, free, row, t, g, w, team):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _over(supply, free, prices, row, t, g, w, team):  # type: ignore[no-untyped-def]
+def _over(supply, free, prices, row, t, g, w):  # type: ignore[no-untyped-def]
     """What the room is worth that a job would take in a slot beyond what is free there."""
     r = supply.region[row]
     price = max(0.0, g - max(0.0, free.gpus[row, t])) * prices.gpu[row, t]
@@ -425,11 +429,11 @@ def _over(supply, free, prices, row, t, g, w, team):  # type: ignore[no-untyped-
     price += max(0.0, short) * prices.watt[row, t]
     if free.starts[r, t] < 1.0 - SLACK:
         price += prices.start[row, t]
-    return price + max(0.0, g - max(0.0, free.team[team, t])) * prices.team[team, t]
+    return price
 
 
 @compiled
-def _runs_of(demand, j, row, run, n, pause, again, guess, steps, work):  # type: ignore[no-untyped-def]
+def _runs_of(demand, j, row, run, n, pause, again, guess, steps, for_bound, work):  # type: ignore[no-untyped-def]
     """The best runs in the free slots of a window, in ``work.best``: (score, seconds beyond what is needed, a lower bound on
     the score of any runs, the worth of a second at it, what ``work.under`` lacks); INF where there are none. ``work.rate`` is
     the score of a second in each slot, ``work.length`` its usable seconds, ``work.free`` whether it is free. A run is no
@@ -447,11 +451,12 @@ def _runs_of(demand, j, row, run, n, pause, again, guess, steps, work):  # type:
     for s in range(n):
         if e < s:
             e, seconds = s, 0.0
-        # a run from the first slot, of which only a part may be usable, may be shorter in a bound than in a plan
         while e < n and seconds < chunk - SLACK and work.free[e]:
             seconds += work.length[e]
             e += 1
         work.needs[s] = e if seconds >= chunk - SLACK and e > s else 0
+        if for_bound and work.needs[s] > s + 1 and seconds > chunk + SLACK:
+            work.needs[s] -= 1  # a plan may cut the last slot of a run: what holds of whole slots need not hold of it
         if e > s:
             seconds -= work.length[s]
         if work.free[s]:
@@ -583,10 +588,10 @@ def look(j, supply, demand, prices, free, theta, rho, has_limits, work, out):  #
                 if usable:
                     fits = _fits(supply, free, row, t, g, w, team) if has_limits else free.gpus[row, t] >= g - SLACK
                     if not fits:
-                        if rho < 0.0:
-                            usable = False
+                        if rho < 0.0 or free.team[team, t] < g - SLACK:
+                            usable = False  # nobody is driven away for a team's quota
                         else:
-                            price += rho * _over(supply, free, prices, row, t, g, w, team)
+                            price += rho * _over(supply, free, prices, row, t, g, w)
                 work.free[i] = usable
                 work.length[i] = length
                 if usable:
@@ -653,7 +658,9 @@ def look(j, supply, demand, prices, free, theta, rho, has_limits, work, out):  #
                 best = _take_cheapest(supply, demand, j, row, c, kw, ready, run, a, n, here, fixed, dearest, best, work, out)
                 if best <= least + fixed + 1e-9 * abs(best):
                     continue
-            score, _, _, _, lacks = _runs_of(demand, j, row, run, n, demand.pause_cost[j], demand.again[j], -INF, 24, work)
+            score, _, _, _, lacks = _runs_of(
+                demand, j, row, run, n, demand.pause_cost[j], demand.again[j], -INF, 24, False, work
+            )
             if score < INF:
                 best = _take_runs(supply, demand, j, row, c, kw, ready, run, a, n, here, fixed, moving, best, work, out)
             if lacks < INF and _extend(demand, j, n, lacks, work):
@@ -1156,3 +1163,112 @@ def make_room_each(jobs, supply, demand, prices, free, placed, rho, has_limits, 
     for j in jobs:
         saved += make_room(j, supply, demand, prices, free, placed, rho, has_limits, most, work, out, undo, touched, waiting)
     return saved
+
+
+@compiled
+def anneal(  # type: ignore[no-untyped-def]
+    steps,
+    seed,
+    hot,
+    cold,
+    alive,
+    area,
+    noise,
+    loud,
+    supply,
+    demand,
+    prices,
+    free,
+    placed,
+    has_limits,
+    work,
+    out,
+    undo,
+    chosen,
+    best,
+):
+    """Take a few related jobs out and place them anew, over and over; a worse outcome is kept with a chance that falls as it
+    cools from ``hot`` to ``cold`` (ruin and recreate: Schrimpf et al. 2000; simulated annealing: Kirkpatrick et al. 1983).
+
+    Half of the time places are weighed at prices made up for the moment, in ``noise`` and up to ``loud`` a GPU and slot, so
+    that jobs leave the best places to others. ``alive`` are the jobs there are; ``undo`` and ``chosen`` have room for some of
+    them. The best plan is left in ``best`` (of ``placed``'s size). Returns how much better than at first the best plan is, and
+    how much better the last.
+    """
+    np.random.seed(seed)
+    now, least, n = 0.0, 0.0, len(alive)
+    most = min(len(chosen), n)
+    for j in alive:
+        copy_place(j, placed, j, best)
+    for step in range(steps):
+        temperature = hot * (cold / hot) ** (step / steps)
+        if step % 16 == 0:
+            for row in range(noise.gpu.shape[0]):
+                for t in range(noise.gpu.shape[1]):
+                    noise.gpu[row, t] = loud * np.random.random() ** 3
+        centre = alive[np.random.randint(n)]
+        for _ in range(6):  # those without a place are looked at more often
+            if placed.lane[centre] == NOWHERE:
+                break
+            other = alive[np.random.randint(n)]
+            if placed.lane[other] == NOWHERE:
+                centre = other
+        chosen[0] = centre
+        count = 1
+        wanted = 1 + np.random.randint(1, most + 1)
+        ready = demand.ready[centre, demand.order[centre, 0]]
+        for _ in range(4 * wanted):
+            if count >= min(wanted, most):
+                break
+            other = alive[np.random.randint(n)]
+            near = demand.ready[other, demand.order[other, 0]] < demand.last[centre] and ready < demand.last[other]
+            for i in range(count):
+                if chosen[i] == other:
+                    near = False
+            if near:
+                chosen[count] = other
+                count += 1
+        before = 0.0
+        for i in range(count):
+            j = chosen[i]
+            before += placed.cost[j] + _bother(j, demand, placed)
+            copy_place(j, placed, i, undo)
+            occupy(j, supply, demand, free, placed, -1)
+            placed.lane[j] = NOWHERE
+            placed.runs[j] = 0
+        # the order in which they come back: large ones rather first, and by chance
+        by_chance = np.random.random() < 0.5
+        for i in range(count):
+            work.value[i] = np.random.random() * (1.0 if by_chance else area[chosen[i]])
+            work.order[i] = i
+        for i in range(1, count):
+            k = i
+            while k > 0 and work.value[work.order[k - 1]] < work.value[work.order[k]]:
+                work.order[k - 1], work.order[k] = work.order[k], work.order[k - 1]
+                k -= 1
+        theta = 0.0 if np.random.random() < 0.5 else np.random.random()
+        noisy = np.random.random() < 0.5
+        for i in range(count):
+            undo.at[i] = work.order[i]
+        after = 0.0
+        for i in range(count):
+            j = chosen[undo.at[i]]
+            look(j, supply, demand, noise if noisy else prices, free, theta, -1.0, has_limits, work, out)
+            put(j, supply, demand, prices, out, placed)
+            occupy(j, supply, demand, free, placed, 1)
+            after += placed.cost[j] + _bother(j, demand, placed)
+        change = after - before
+        if change <= 0.0 or np.random.random() < np.exp(-change / temperature):
+            now += change
+            if now < least - 1e-9:
+                least = now
+                for j in alive:
+                    copy_place(j, placed, j, best)
+            continue
+        for i in range(count):
+            occupy(chosen[i], supply, demand, free, placed, -1)
+            placed.lane[chosen[i]] = NOWHERE
+        for i in range(count):
+            copy_place(i, undo, chosen[i], placed)
+            occupy(chosen[i], supply, demand, free, placed, 1)
+    return -least, -now

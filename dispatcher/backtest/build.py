@@ -11,7 +11,7 @@ import numpy as np
 
 from dispatcher.backtest import traces
 from dispatcher.backtest.extras import read_events, read_serving
-from dispatcher.backtest.forecasts import DAYS, LEARNED, AsOf, Noisy, Perfect, Progress, hindcasts, offset_hours, zone_of
+from dispatcher.backtest.forecasts import DAYS, LEARNED, AsOf, Noisy, Perfect, Progress, hindcasts, zone_of
 from dispatcher.backtest.noise import error_model
 from dispatcher.backtest.rows import uncollected
 from dispatcher.backtest.scenario import Foresight, Scenario, SignalTable, SimRegion, TraceJob
@@ -451,9 +451,9 @@ def _foresight(
         said.append(f"Policies know prices and carbon of the next {days} days with errors drawn from seed {options.seed}.")
         said += [model.sentence(f"{what} of {name}") for (name, what), model in models.items()]
         return Noisy(tables, models, start, until, seed=options.seed, scale=options.noise)
-    published: dict[str, float] | None = None
+    published: dict[str, str] | None = None
     if options.published_prices:
-        published = {name: offset_hours(zone_of(options.zones, name), start) for name in tables}
+        published = {name: zone_of(options.zones, name) for name in tables}
     said.append(
         f"Policies know what our forecaster would have said at each hour from the hours before it, {days} days ahead, its "
         "coefficients found anew each week; "

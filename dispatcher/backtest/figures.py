@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dispatcher.backtest.profiles import DAY, WEEK, fitted, hour_of, hours_between, mean_day, typical_week
-from dispatcher.backtest.report import change, hours, oracle_bound, percent
+from dispatcher.backtest.report import change, ended_any, hours, oracle_bound, percent
 from dispatcher.backtest.results import BacktestResult, Floats, PolicyRun, RegionHours
 from dispatcher.errors import GridshiftError
 
@@ -191,12 +191,14 @@ def savings(result: BacktestResult) -> Drawing | None:
         left.grid(axis="y", visible=False)
         left.set_title("saved against run-now, %")
         for y, run in zip(place, runs, strict=True):
+            if not ended_any(run):
+                right.annotate("no job ended", (0, y), xytext=(4, 0), textcoords="offset points", va="center", fontsize=10)
             right.plot([0, run.delay_p95_h], [y, y], color=COLOURS["soft"], lw=2, solid_capstyle="butt")
         mean = right.plot([run.delay_mean_h for run in runs], place, "o", color=COLOURS["ink"], ms=7)
         most = right.plot(
             [run.delay_p95_h for run in runs], place, "|", color=COLOURS["ink"], ms=13, mew=2, label="95 % of jobs"
         )
-        right.set_xlim(left=0, right=max(1.0, *(run.delay_p95_h * 1.1 for run in runs)) if runs else 1.0)
+        right.set_xlim(left=0, right=max([1.0, *(run.delay_p95_h * 1.1 for run in runs if ended_any(run))]))
         right.set_ylim(-0.6, len(runs) - 0.4)
         right.tick_params(axis="y", length=0, labelleft=False)
         right.grid(axis="y", visible=False)
@@ -205,7 +207,9 @@ def savings(result: BacktestResult) -> Drawing | None:
         figure.legend([*handles, *mean, *most], [*names, "mean delay", "95 % of jobs"], loc="outside lower center", ncols=3)
 
     words = "; ".join(
-        f"{run.label} saves {_savings_of(run, base)} and ends jobs {hours(run.delay_mean_h)} later on average" for run in runs
+        f"{run.label} saves {_savings_of(run, base)}"
+        + (f" and ends jobs {hours(run.delay_mean_h)} later on average" if ended_any(run) else ", but no job ended")
+        for run in runs
     )
     bound = oracle_bound(result)
     caption = f"No schedule could save more than {bound}: the oracle's lines." if bound else "Nothing is known of a bound."
@@ -318,7 +322,7 @@ def delays(result: BacktestResult, winner: PolicyRun | None) -> Drawing:
             best = run is winner
             axes.plot(
                 run.delay_percentiles_h, share, ls=styles[run.label][0], color=colours[run.label], lw=2.6 if best else 1.7,
-                label=run.label, zorder=3 if best else 2,
+                label=run.label if ended_any(run) else f"{run.label}: no job ended", zorder=3 if best else 2,
             )  # fmt: skip
         axes.set_ylim(0, 101)
         axes.set_xlim(left=0)
@@ -327,7 +331,12 @@ def delays(result: BacktestResult, winner: PolicyRun | None) -> Drawing:
         figure.legend(loc="outside lower center", ncols=3)
 
     words = "; ".join(
-        f"{run.label}: half within {hours(_percentile(run, 50))}, 95 % within {hours(run.delay_p95_h)}"
+        f"{run.label}: "
+        + (
+            f"half within {hours(_percentile(run, 50))}, 95 % within {hours(run.delay_p95_h)}"
+            if ended_any(run)
+            else "no job ended"
+        )
         for run in result.runs[1:]
     )
     caption = "A line that rises early is a policy under which few jobs wait long."

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, time, timedelta
 from multiprocessing import get_context
 from pathlib import Path
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -135,7 +135,8 @@ class _Truth:
 
 
 class _Rows(_BySlot):
-    """Foresight by rows of hourly forecasts. With ``published`` the truth of prices is told as far as it was published."""
+    """Foresight by rows of hourly forecasts. With ``published``, time zones by region, the truth of prices is told as far as
+    it was published."""
 
     def __init__(
         self,
@@ -143,11 +144,11 @@ class _Rows(_BySlot):
         rows: Mapping[tuple[str, str], Hindcasts],
         basis: str,
         *,
-        published: Mapping[str, float] | None = None,
+        published: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(HOUR_S)
         self._tables, self._rows, self._basis = tables, rows, basis
-        self._published = published or {}
+        self._published = {name: _zone(zone) for name, zone in (published or {}).items()}
         self._hourly = {
             name: np.asarray(hourly(table, "price")[1])
             for name, table in tables.items()
@@ -180,11 +181,12 @@ class _Rows(_BySlot):
         return SlotSeries(start, HOUR_S, values, basis, unit, table.source, variant=variant)
 
     def _told(self, name: str, start: datetime) -> list[float]:
-        """Prices published by ``start``: to the end of the local day, and of the next one from PUBLISHED_HOUR on."""
-        offset_h = self._published[name]
-        local = start + timedelta(hours=offset_h)
-        midnight = local.replace(hour=0, minute=0, second=0, microsecond=0)
-        until = midnight + timedelta(days=2 if local.hour >= PUBLISHED_HOUR else 1) - timedelta(hours=offset_h)
+        """Prices published by ``start``: to the end of the local day, and of the next one from PUBLISHED_HOUR on. Days
+        are those on the market's clock, summer time included."""
+        zone = self._published[name]
+        local = start.astimezone(zone)
+        last = local.date() + timedelta(days=2 if local.hour >= PUBLISHED_HOUR else 1)
+        until = datetime.combine(last, time(), zone).astimezone(UTC)
         values = self._hourly[name]
         first = (start - whole_hour(self._tables[name].start)) // timedelta(seconds=HOUR_S)
         hours = -(-(until - start) // timedelta(seconds=HOUR_S))
@@ -202,7 +204,7 @@ class AsOf(_Rows):
         self,
         tables: Mapping[str, SignalTable],
         rows: Mapping[tuple[str, str], Hindcasts],
-        published: Mapping[str, float] | None = None,
+        published: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(tables, rows, "model", published=published)
 
@@ -236,16 +238,20 @@ class Noisy(_Rows):
 
 
 def offset_hours(zone: str, at: datetime) -> float:
-    """How far standard time of a zone lies ahead of UTC. Raises BadInput for an unknown one."""
-    try:
-        tz = ZoneInfo(zone)
-    except (ZoneInfoNotFoundError, ValueError) as error:
-        raise BadInput([("zone", zone, "is no time zone; give a name such as Europe/Berlin")]) from error
+    """How far standard time of a zone lies ahead of UTC, hours. Raises BadInput for an unknown one."""
+    tz = _zone(zone)
     found = []
     for month in (1, 7):
         offset = at.replace(month=month, day=1).astimezone(tz).utcoffset()
         found.append(offset.total_seconds() / 3600 if offset is not None else 0.0)
     return min(found)
+
+
+def _zone(name: str) -> ZoneInfo:
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError) as error:
+        raise BadInput([("zone", name, "is no time zone; give a name such as Europe/Berlin")]) from error
 
 
 # --- made once, and kept --------------------------------------------------------------------------------------------

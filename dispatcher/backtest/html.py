@@ -13,7 +13,9 @@ from dispatcher.backtest.report import (
     best,
     carbon,
     change,
+    delay,
     digits_of,
+    ended_any,
     energy,
     headline,
     hours,
@@ -25,6 +27,7 @@ from dispatcher.backtest.report import (
 )
 from dispatcher.backtest.results import BacktestResult, PolicyRun
 from dispatcher.errors import BadInput
+from dispatcher.render import number
 
 _LIGHT = {
     **figures.COLOURS,
@@ -168,15 +171,22 @@ def _tiles(result: BacktestResult, winner: PolicyRun | None) -> str:
     tiles = [
         _tile("Cost saved", cost, money(winner.cost, result.currency), money(base.cost, result.currency), oracle_cost),
         _tile("Carbon saved", kg, carbon(winner.carbon_kg), carbon(base.carbon_kg), oracle_kg),
-        f"<div><dt>Jobs end later by</dt><dd>{hours(winner.delay_mean_h)}"
-        f"<small>on average; 95 % within {hours(winner.delay_p95_h)}</small></dd></div>",
+        _delay_tile(winner),
         f'<div><dt>Deadlines missed</dt><dd class="{"bad" if winner.deadline_misses else "good"}">{winner.deadline_misses:,}'
         f"<small>of {winner.jobs:,} jobs; run-now: {base.deadline_misses:,}</small></dd></div>",
     ]
     return f'<dl class="tiles" aria-label="{escape(winner.label)} against run-now, simulated">{"".join(tiles)}</dl>' + (
         f'<p class="soft">{escape(winner.label)}, the best policy by {escape(judged_by(result))}, against run-now (every job '
-        "at once). Oracle: what no schedule can beat.</p>"
+        "at once). Oracle: what no schedule that meets its deadlines can undercut.</p>"
     )
+
+
+def _delay_tile(run: PolicyRun) -> str:
+    name = "Jobs end later by"
+    if not ended_any(run):
+        return f"<div><dt>{name}</dt><dd>unknown<small>no job ended</small></dd></div>"
+    told = f"on average; 95 % within {hours(run.delay_p95_h)}"
+    return f"<div><dt>{name}</dt><dd>{hours(run.delay_mean_h)}<small>{told}</small></dd></div>"
 
 
 def _tile(name: str, by: float | None, got: str | None, instead: str | None, bound: float | None) -> str:
@@ -252,8 +262,8 @@ def _row(run: PolicyRun, base: PolicyRun, kind: str) -> str:
         _cell("cost_vs_run_now", cost if own else None, signed(cost) if own else None, _shade(cost)),
         _cell("carbon_kg", run.carbon_kg, _plain(run.carbon_kg)),
         _cell("carbon_vs_run_now", kg if own else None, signed(kg) if own else None, _shade(kg)),
-        _cell("delay_mean_h", run.delay_mean_h, f"{run.delay_mean_h:.1f}"),
-        _cell("delay_p95_h", run.delay_p95_h, f"{run.delay_p95_h:.1f}"),
+        _cell("delay_mean_h", delay(run.delay_mean_h), number(delay(run.delay_mean_h), 1)),
+        _cell("delay_p95_h", delay(run.delay_p95_h), number(delay(run.delay_p95_h), 1)),
         _cell("deadline_misses", run.deadline_misses, f"{run.deadline_misses:,}", "bad" if run.deadline_misses else ""),
         _cell("unfinished", run.unfinished, f"{run.unfinished:,}"),
         _cell("pauses", run.pauses, f"{run.pauses:,}"),

@@ -1,4 +1,5 @@
-"""What no schedule can undercut: each job by itself at its cheapest, and at its cleanest, with everything known beforehand.
+"""What no schedule that meets its deadlines can undercut: each job by itself at its cheapest, and at its cleanest, with
+everything known beforehand.
 
 A job that may be paused takes the cheapest seconds of its window, another the cheapest stretch; room is without end. The
 cheapest stretch begins or ends where a slot does, or at an end of the window, because the signals are constant within slots.
@@ -10,19 +11,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dispatcher.backtest.results import Floats, Oracle
-from dispatcher.backtest.scenario import Scenario, SimRegion
+from dispatcher.backtest.scenario import Scenario, SimRegion, TraceJob
 from policies.world import Pausable
 
 Ints = NDArray[np.int64]
 #: Seconds that are rounding.
 _ROUNDING_S = 1e-3
+#: The lowest cap that a job stands which names none: as in policies.book.
+_LEAST_CAP = 0.5
 #: So many moments are looked at in one go: it bounds the memory.
 _CELLS = 2_000_000
 
 
 @dataclass(frozen=True)
 class _Jobs:
-    """Jobs as arrays; times are seconds since the scenario's start, ``due_s`` inf without a deadline."""
+    """Jobs as arrays; times are seconds since the scenario's start, ``due_s`` inf without a deadline, ``min_cap`` inf where a
+    job is never capped."""
 
     ready_s: Floats
     due_s: Floats
@@ -76,9 +80,15 @@ def _arrays(scenario: Scenario) -> _Jobs:
         length_s=column([job.length_s for job in jobs]),
         power_w=column([job.power_w for job in jobs]),
         pausable=np.array([job.pausable is Pausable.CHECKPOINT for job in jobs], dtype=bool),
-        min_cap=column([job.min_cap if job.min_cap is not None else np.inf for job in jobs]),
+        min_cap=column([_least_cap(job) for job in jobs]),
         data_gb=column([job.data_gb for job in jobs]),
     )
+
+
+def _least_cap(job: TraceJob) -> float:
+    if job.tier == "flex-0":
+        return np.inf
+    return _LEAST_CAP if job.min_cap is None else job.min_cap
 
 
 @dataclass(frozen=True)

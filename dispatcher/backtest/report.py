@@ -4,6 +4,7 @@ It computes no energy, cost or carbon of its own, only how the runs differ from 
 nothing of files and draws nothing.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -115,6 +116,16 @@ def hours(value: float) -> str:
     return f"{value:.1f} h"
 
 
+def ended_any(run: PolicyRun) -> bool:
+    """Whether any job ended under it: without, nothing is known of delays."""
+    return not math.isnan(run.delay_mean_h)
+
+
+def delay(value: float) -> float | None:
+    """A delay of a run as a plain number, None when no job ended."""
+    return None if math.isnan(value) else float(value)
+
+
 def span_of(start: datetime, end: datetime) -> str:
     """How long a backtest is, and from when to when."""
     days = (end - start).total_seconds() / 86400
@@ -153,10 +164,12 @@ def _told(pairs: Iterable[tuple[str, float | None, float | None, Callable[[float
 
 
 def _at_what(result: BacktestResult, winner: PolicyRun) -> Iterator[str]:
-    yield (
-        f"Jobs ended {hours(winner.delay_mean_h)} later on average, one in twenty more than {hours(winner.delay_p95_h)} later; "
-        f"{missed(winner)}."
-    )
+    if ended_any(winner):
+        mean, p95 = hours(winner.delay_mean_h), hours(winner.delay_p95_h)
+        told = f"Jobs ended {mean} later on average, one in twenty more than {p95} later"
+    else:
+        told = "No job ended, so that nothing is known of delays"
+    yield f"{told}; {missed(winner)}."
     bound = oracle_bound(result)
     if bound:
         yield f"No schedule could have saved more than {bound} (with everything known beforehand and room without end)."
@@ -223,8 +236,8 @@ def row(run: PolicyRun, base: PolicyRun) -> dict[str, Any]:
         "carbon_kg": _number(run.carbon_kg),
         "cost_vs_run_now": change(_number(run.cost), _number(base.cost)),
         "carbon_vs_run_now": change(_number(run.carbon_kg), _number(base.carbon_kg)),
-        "delay_mean_h": float(run.delay_mean_h),
-        "delay_p95_h": float(run.delay_p95_h),
+        "delay_mean_h": delay(run.delay_mean_h),
+        "delay_p95_h": delay(run.delay_p95_h),
         "deadline_misses": int(run.deadline_misses),
         "impossible": int(run.impossible),
         "unfinished": int(run.unfinished),
@@ -299,8 +312,8 @@ def _cells(run: PolicyRun, base: PolicyRun, style: str) -> Sequence[Text]:
         None if run is base else signed(change(run.cost, base.cost)),
         _amount(run.carbon_kg),
         None if run is base else signed(change(run.carbon_kg, base.carbon_kg)),
-        f"{run.delay_mean_h:.1f}",
-        f"{run.delay_p95_h:.1f}",
+        number(delay(run.delay_mean_h), 1),
+        number(delay(run.delay_p95_h), 1),
         f"{run.deadline_misses:,}",
         f"{run.pauses:,}",
         f"{run.moves:,}",

@@ -26,10 +26,11 @@ class PolicyRun:
     """One policy over the whole backtest. Money is in the planning currency. ``cost`` and ``carbon_kg`` are None when a signal
     was missing for a part of what ran.
 
-    ``delay`` of a job is its end against the end it would have had from its submission on without waiting; the percentiles are
-    0..100. ``deadline_misses`` are jobs that ended after their deadline, or had not ended when it passed; ``impossible`` those
-    of them that no policy could have met; ``unfinished`` jobs had not ended when the backtest did. ``load_w`` is the mean draw
-    at the meter by region and hour. ``gap`` is the mean relative gap of the plans to their bounds, None without bounds.
+    ``delay`` of a job is its end against the end it would have had from its submission on without waiting, over the jobs that
+    ended; NaN when no job ended. The percentiles are 0..100. ``deadline_misses`` are jobs that ended after their deadline, or
+    had not ended when it passed; ``impossible`` those of them that no policy could have met; ``unfinished`` jobs had not ended
+    when the backtest did. ``load_w`` is the mean draw at the meter by region and hour. ``gap`` is the mean relative gap of the
+    plans to their bounds, None without bounds.
     """
 
     policy: str
@@ -54,8 +55,8 @@ class PolicyRun:
 
 @dataclass(frozen=True)
 class Oracle:
-    """What no schedule can undercut: every job at its cheapest (its cleanest) allowed time and region with everything known
-    beforehand, room without end and free suspension of those that may be paused."""
+    """What no schedule that meets its deadlines can undercut: every job at its cheapest (its cleanest) allowed time and
+    region with everything known beforehand, room without end and free suspension of those that may be paused."""
 
     cost: float | None
     carbon_kg: float | None

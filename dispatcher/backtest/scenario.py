@@ -24,7 +24,8 @@ class TraceJob:
 
     ``queue`` is "short" or "long", or the trace's own name. It must end by ``deadline_at`` where the trace has one, else by
     ``submitted_at + max_wait_s + length_s``; with neither it may wait for ever. ``declared_s`` is the run time its owner
-    states, None for the true one. ``min_cap`` is the lowest power cap it accepts, None: it is never capped.
+    states, None for the true one. ``min_cap`` is the lowest power cap it accepts, None: half of the default limit. A job of
+    tier flex-0 is never capped, whatever it says there.
     """
 
     id: str

@@ -289,16 +289,13 @@ def _own(table: Table, problems: Problems) -> Trace:
     ids: list[str] = []
     first_line: dict[str, int] = {}
     texts: dict[str, list[str]] = {column: [] for column in _TEXTS if column in have}
-    parts: dict[str, list[Floats]] = {}
+    # There without a row too: a file without jobs is told as such by the caller.
+    parts: dict[str, list[Floats]] = {"submitted_at": [], "length_s": [], "gpus": []}
     for chunk in table.chunks():
         _note_ids(table, chunk, problems, ids, first_line)
-        parts.setdefault("submitted_at", []).append(_moments(table, chunk, "submitted_at", problems, may_be_blank=False))
-        parts.setdefault("length_s", []).append(
-            table.numbers(chunk, "length_s", wanted="seconds of 0 or more", good=_not_negative)
-        )
-        parts.setdefault("gpus", []).append(
-            table.numbers(chunk, "gpus", wanted="a number of GPUs of 0 or more", good=_not_negative)
-        )
+        parts["submitted_at"].append(_moments(table, chunk, "submitted_at", problems, may_be_blank=False))
+        parts["length_s"].append(table.numbers(chunk, "length_s", wanted="seconds of 0 or more", good=_not_negative))
+        parts["gpus"].append(table.numbers(chunk, "gpus", wanted="a number of GPUs of 0 or more", good=_not_negative))
         for column, (wanted, good) in _NUMBERS.items():
             if column in have:
                 parts.setdefault(column, []).append(table.numbers(chunk, column, wanted=wanted, good=good, empty=math.nan))

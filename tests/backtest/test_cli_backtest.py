@@ -128,6 +128,21 @@ def test_the_table_and_the_report(run: Run, files: list[str], tmp_path: Path) ->
     assert result.stderr == f"report: {report}\n"
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_report_that_finds_no_room_does_not_take_the_figures_with_it(run: Run, files: list[str]) -> None:
+    pytest.importorskip("matplotlib", reason="the report needs matplotlib, the extra 'report'")
+    result = run(*files, "--policy", "lowest-slot", "--json", "--report", "/dev/full")
+    assert result.exit_code == 1 and isinstance(result.exception, SystemExit)
+    check_rows(json.loads(result.stdout))
+    assert result.stderr == "gridshift: /dev/full: the report could not be written: No space left on device\n"
+
+
+def test_a_jobs_file_with_a_header_only_is_wrong_input(run: Run, files: list[str], tmp_path: Path) -> None:
+    (tmp_path / "jobs.csv").write_text("id,submitted_at,length_s,gpus\n")
+    result = run(*files, "--policy", "lowest-slot")
+    assert (result.exit_code, result.stdout, result.stderr) == (2, "", "jobs.csv: has a header but no job\n")
+
+
 def test_workers_find_the_same(run: Run, files: list[str]) -> None:
     args = (*files, "--policy", "lowest-slot,lowest-window,carbon-time", "--json")
     one, two = json.loads(run(*args).stdout), json.loads(run(*args, "--workers", "2").stdout)

@@ -154,6 +154,8 @@ def test_a_job_longer_than_all_known_signals_runs_and_is_told_as_unfinished() ->
     assert finished.run.unfinished == 1 and math.isnan(finished.jobs.ended_s[0])
     assert finished.run.energy_kwh == pytest.approx(14 * 24.0), "as far as the signals go"
     assert finished.run.deadline_misses == 0, "its deadline has not passed"
+    delays = [finished.run.delay_mean_h, finished.run.delay_p95_h, *finished.run.delay_percentiles_h]
+    assert np.isnan(delays).all(), "no job ended"
     assert any("1 of 1 jobs had not ended" in warning for warning in finished.warnings)
 
 

@@ -168,7 +168,7 @@ def test_prices_of_the_next_day_are_published_at_noon() -> None:
     values = series(45)
     tables = {"X": table(values, price=values / 3)}
     rows = hindcasts(tables, T0 + 24 * 40 * H, T0 + 24 * 44 * H, days=3)
-    seen = AsOf(tables, rows, {"X": 1.0})
+    seen = AsOf(tables, rows, {"X": "Europe/Berlin"})
     truth = (values / 3).tolist()
     for hour, until in ((24 * 40 + 11, 24 * 41 - 1), (24 * 40 + 12, 24 * 42 - 1), (24 * 40 + 23, 24 * 42 - 1)):
         price = seen.views(T0 + hour * H)["X"].price
@@ -181,6 +181,29 @@ def test_prices_of_the_next_day_are_published_at_noon() -> None:
         # beyond what is published goes what is forecast once that is known
         assert price.values[count : count + 24] == tuple(rows["X", "price"].rows[until - 24 * 40][:24].tolist())
         assert len(price.values) == 72
+
+
+@pytest.mark.parametrize(
+    ("now", "until"),
+    [
+        (datetime(2023, 7, 10, 10, tzinfo=UTC), datetime(2023, 7, 10, 22, tzinfo=UTC)),  # noon in summer time
+        (datetime(2023, 7, 10, 11, tzinfo=UTC), datetime(2023, 7, 11, 22, tzinfo=UTC)),
+        (datetime(2023, 7, 10, 22, tzinfo=UTC), datetime(2023, 7, 11, 22, tzinfo=UTC)),
+        (datetime(2023, 1, 10, 12, tzinfo=UTC), datetime(2023, 1, 11, 23, tzinfo=UTC)),
+        (datetime(2023, 3, 25, 12, tzinfo=UTC), datetime(2023, 3, 26, 22, tzinfo=UTC)),  # the next day has 23 hours
+        (datetime(2023, 10, 28, 11, tzinfo=UTC), datetime(2023, 10, 29, 23, tzinfo=UTC)),  # and here 25
+    ],
+)
+def test_a_delivery_day_ends_at_midnight_on_the_clock(now: datetime, until: datetime) -> None:
+    start = now - 24 * H
+    price = np.arange(24.0 * 6)
+    one = SignalTable("X", start, 3600, price, None, currency="EUR")
+    rows = {("X", "price"): Hindcasts(start, np.full((24 * 6, 72), -1.0))}
+    told = AsOf({"X": one}, rows, {"X": "Europe/Berlin"}).views(now)["X"].price
+    assert told is not None
+    hours = (until - now) // H
+    assert told.basis == ("published",) * hours + ("model",) * (72 - hours)
+    assert told.values == (*price[24 : 24 + hours].tolist(), *[-1.0] * (72 - hours))
 
 
 def test_forecasts_are_made_once_and_damaged_ones_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,6 +255,8 @@ def test_workers_give_what_one_process_gives(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_zone_that_does_not_exist_is_refused() -> None:
     with pytest.raises(BadInput, match="no time zone"):
         forecasts.offset_hours("Mars/Olympus", T0)
+    with pytest.raises(BadInput, match="no time zone"):
+        AsOf({}, {}, {"X": "Mars/Olympus"})
     assert forecasts.offset_hours("Europe/Berlin", T0) == 1.0
     assert forecasts.offset_hours("Australia/Sydney", T0) == 10.0
 

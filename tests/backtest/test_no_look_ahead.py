@@ -64,19 +64,29 @@ def ended_before(picture: Scenario, policy: Policy, now: datetime) -> set[str]:
     return {job.id for job in jobs if job is not None and job.finished_at is not None and job.finished_at < now}
 
 
+NAMES = ("lowest-slot", "lowest-window", "carbon-time", "wait-awhile", "ecovisor", "cap-quota")
 POLICIES: list[Callable[[], Policy]] = [
     Base,
     Blind,
     Replanning,
-    *((lambda name=name: make(name)) for name in ("lowest-slot", "lowest-window", "carbon-time", "ecovisor", "cap-quota")),  # type: ignore[misc]
+    *((lambda name=name: make(name)) for name in NAMES),  # type: ignore[misc]
 ]
 
 
 @pytest.mark.parametrize("make_policy", POLICIES)
 @pytest.mark.parametrize("hour", [7.5, 31.0, 60.25])
 def test_what_is_yet_to_come_changes_nothing_of_what_was_decided(make_policy: Callable[[], Policy], hour: float) -> None:
+    nothing_changes(make_policy, hour, 120)
+
+
+def test_what_is_yet_to_come_changes_nothing_of_joint_plans() -> None:
+    """One moment and few jobs: each of its runs makes many plans."""
+    nothing_changes(lambda: make("gridshift"), 31.0, 40)
+
+
+def nothing_changes(make_policy: Callable[[], Policy], hour: float, count: int) -> None:
     now = T0 + hour * H
-    jobs = [replace(job, declared_s=job.length_s) for job in many_jobs(120)]
+    jobs = [replace(job, declared_s=job.length_s) for job in many_jobs(count)]
     tables = [table("a"), table("b", seed=2)]
     true = built(jobs, tables)
     over = ended_before(true, make_policy(), now)

@@ -66,8 +66,17 @@ def test_regions_caps_and_data_count() -> None:
     heavy = trace_job(data_gb=5.0, data_region="a")
     assert oracle(scenario([heavy], *two, days=1)).cost == pytest.approx(0.02 + 5 * 0.02)
     capped = SimRegion("a", dear, caps=(CapPoint(0.7, 0.5, 0.8),))
-    assert oracle(scenario([trace_job(min_cap=0.7)], capped, days=1)).cost == pytest.approx(0.1 * 0.5 / 0.8)
-    assert oracle(scenario([trace_job(min_cap=0.9)], capped, days=1)).cost == pytest.approx(0.1)
+    for tier, min_cap, share in (
+        ("flex-2", 0.7, 0.5 / 0.8),
+        ("flex-2", 0.9, 1.0),
+        ("flex-2", None, 0.5 / 0.8),
+        ("flex-0", None, 1.0),
+        ("flex-0", 0.5, 1.0),
+    ):
+        found = oracle(scenario([trace_job(min_cap=min_cap, tier=tier)], capped, days=1))
+        assert found.cost == pytest.approx(0.1 * share)
+    low = SimRegion("a", dear, caps=(CapPoint(0.4, 0.3, 0.6),))
+    assert oracle(scenario([trace_job(tier="flex-3")], low, days=1)).cost == pytest.approx(0.1)
     assert oracle(scenario([trace_job()], SimRegion("a", replace(dear, price=None)), days=1)).cost is None
 
 

@@ -85,6 +85,19 @@ def test_the_json_has_a_row_a_policy_and_only_plain_values() -> None:
     assert told["start"] == "2023-03-01T00:00:00+00:00" and told["warnings"] == ["price of north: 5 hours are missing"]
 
 
+def test_where_no_job_ended_no_delay_is_told() -> None:
+    ran, held = run("run-now", 100.0, 50.0), run("gridshift", 0.0, 0.0, delay_mean_h=np.nan, unfinished=200)
+    found = result(runs=(ran, held), front=())
+    assert "No job ended, so that nothing is known of delays; no deadline was missed, 200 had not" in report.headline(found)
+    told = json.loads(json.dumps(report.as_json(found), allow_nan=False))["rows"][1]
+    assert told["delay_mean_h"] is None and told["delay_p95_h"] is None
+    out = io.StringIO()
+    Console(file=out, width=160, color_system=None).print(report.view(found, 160))
+    (line,) = [line for line in out.getvalue().splitlines() if line.startswith("gridshift")]
+    assert line.split()[-7:] == ["-", "-", "0", "0", "0", "-", "1.5"], "delay, p95, missed, pauses, moves, gap, seconds"
+    assert "nan" not in out.getvalue()
+
+
 @pytest.mark.parametrize("width", [80, 100, 160, 200])
 def test_the_table_fits_the_terminal_and_shows_bound_and_baseline(width: int) -> None:
     out = io.StringIO()
@@ -228,6 +241,15 @@ def test_the_numbers_of_the_page_are_those_of_the_result() -> None:
     assert "simulated" in words.lower() and "no power was measured" in words
     assert "saved 20.0 % of the cost (200.00 EUR)" in words
     assert all(sentence in words for sentence in (*found.assumptions, *found.warnings))
+
+
+def test_a_page_where_no_job_ended_says_so() -> None:
+    never = run("gridshift", 0.0, 0.0, delay_mean_h=np.nan, unfinished=200)
+    for others in ((never,), (never, run("ecovisor", 90.0, 45.0, delay_mean_h=2.0))):
+        text, page = drawn(result(runs=(run("run-now", 100.0, 50.0), *others), front=()))
+        assert "unknown<small>no job ended</small>" in text and ("gridshift", "delay_mean_h") not in page.cells
+        words = " ".join(page.text)
+        assert "but no job ended" in words and "gridshift: no job ended" in words and "nan" not in words
 
 
 def test_names_cannot_break_the_page() -> None:

@@ -53,6 +53,11 @@ def test_the_unit_of_time_can_be_told(tmp_path: Path) -> None:
     assert problems_of(path, time_unit="days")[0][2].startswith("must be one of seconds, minutes, hours")
 
 
+@pytest.mark.parametrize("kind", [traces.GAIA, traces.PHILLY, traces.NEEDED, traces.COLUMNS])
+def test_a_header_alone_has_no_jobs(tmp_path: Path, kind: tuple[str, ...]) -> None:
+    assert problems_of(put(tmp_path, ",".join(kind) + "\n")) == [("jobs.csv", "", "has a header but no job")]
+
+
 def test_rows_out_of_order_are_sorted_and_said(tmp_path: Path) -> None:
     trace = traces.read(put(tmp_path, "arrival_time,length,cpus\n500000,600,2\n100,0,1\n200,900,3\n\n"))
     assert trace.arrival_s.tolist() == [100.0, 200.0, 500000.0]

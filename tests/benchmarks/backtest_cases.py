@@ -30,6 +30,8 @@ CACHE = ROOT / "build" / "hindcasts"
 REGIONS = ("US-CAL-CISO", "DE-LU", "US-TEX-ERCO", "ES", "CA-ON", "AU-NSW", "AU-VIC", "BR-SP", "US-NY-NYIS")
 YEAR = 2023
 WAITS = "short:6h,long:24h"
+#: Where GPUs are scarce, jobs wider than this are left out: the widest would need more than there are.
+WIDEST = 16
 #: What the papers assume: run times are right, a start takes no time, and suspending is free in parts of any length.
 FREE = Settings(
     price_weight=0.0, carbon_price=0.0, runtime_slack=0.0, min_chunk_s=0.0, deadline_margin_s=0.0, launch_s=0.0,
@@ -71,7 +73,8 @@ class Case:
 
 @dataclass(frozen=True)
 class Row:
-    """What came of a case: per job the seconds from the start to its submission, carbon (kg), cost and delay (h)."""
+    """What came of a case: per job the seconds from the start to its submission, carbon (kg), cost and delay (h). ``gpus`` are
+    those of the first region."""
 
     case: Case
     jobs: int
@@ -86,6 +89,7 @@ class Row:
     wall_s: float
     cpu_s: float
     bound: Oracle
+    gpus: float | None
 
     @property
     def delay_mean_h(self) -> float:
@@ -129,16 +133,19 @@ def scenario(case: Case, workers: int = 1) -> Scenario:
     if case.every > 1:
         made = replace(made, jobs=made.jobs[:: case.every])
     if case.utilisation is not None:
+        made = replace(made, jobs=tuple(job for job in made.jobs if job.gpus <= WIDEST))
         gpus = capacity(made, case.utilisation) / len(case.regions)
         made = replace(made, regions=tuple(replace(region, gpus=float(round(gpus))) for region in made.regions))
     return made
 
 
 def capacity(made: Scenario, utilisation: float) -> float:
-    """GPUs of which the jobs would use that share in the mean, and no fewer than the widest job needs."""
+    """GPUs of which the jobs would use that share in the mean. Raises ValueError when those are too few for the widest job."""
     span_s = (made.end - made.start).total_seconds()
-    used = sum(job.gpus * job.length_s for job in made.jobs) / span_s
-    return max(used / utilisation, max(job.gpus for job in made.jobs))
+    gpus = sum(job.gpus * job.length_s for job in made.jobs) / span_s / utilisation
+    if gpus < WIDEST:
+        raise ValueError(f"{gpus:.1f} GPUs would do for {len(made.jobs)} jobs, too few for {WIDEST} at once; take more jobs")
+    return gpus
 
 
 @lru_cache(maxsize=1)
@@ -160,7 +167,7 @@ def run(case: Case) -> Row:
         raise AssertionError(f"{case.label}: {told.jobs} of {len(made.jobs)} jobs came out")
     return Row(
         case, told.jobs, jobs.submitted_s, jobs.carbon_kg, jobs.cost, jobs.delay_h, told.deadline_misses, told.pauses,
-        told.moves, told.unfinished, wall_s, cpu_s, _bound(case.scene),
+        told.moves, told.unfinished, wall_s, cpu_s, _bound(case.scene), made.regions[0].gpus,
     )  # fmt: skip
 
 

@@ -39,7 +39,7 @@ PARTS = ("speed", "grid", "front", "regions", "tight")
 SPAN_S = 365 * 86400.0
 #: How far gridshift may lie below a published policy in any one region, and below wait-awhile when all is known, points.
 WORST, AT_PAR = -0.3, -0.2
-CARBON_PRICES = (0.0, 25.0, 50.0, 100.0, 200.0)
+CARBON_PRICES = (0.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
 FULL = (0.6, 0.8, 0.95)
 #: Targets that hold however little is run.
 SURE = ("lowest_window_1k_30_days_s", "perfect_gain_worst_region")
@@ -69,6 +69,7 @@ class Size:
     every: int
     front_regions: tuple[str, ...]
     front_every: int
+    tight_every: int
     days: float
     weeks: int
     full: tuple[float, ...]
@@ -210,7 +211,9 @@ def front(size: Size, found: Found) -> None:
     found.figures["front_carbon_saved_at_best_cost"] = max(mine, key=lambda point: point[1])[2]
     found.figures["front_best_cost_saved_percent"] = max(point[1] for point in mine)
     found.figures["front_best_carbon_saved_percent"] = max(point[2] for point in mine)
-    draw(mine, others, f"{size.year}, every {size.front_every}. job, mean over {', '.join(size.front_regions)}")
+    where = ", ".join(size.front_regions)
+    title = f"{size.year}, every {size.front_every}. job, mean over {where}, forecasts as of each hour"
+    draw(mine, [point for point in others if point[0] != BASE], title)
 
 
 # --- several regions --------------------------------------------------------------------------------------------------
@@ -246,13 +249,13 @@ def _in_order(cases: Sequence[Case], workers: int) -> list[Row]:
 def tight(size: Size, found: Found) -> None:
     """Deadline misses against saving where GPUs are scarce: no policy may be better at both than gridshift."""
     names = (BASE, *RIVALS, "cap-quota", "cap-quota/wait-awhile", OURS)
-    one = Case("", size.regions[:1], year=size.year, days=size.days, weeks=size.weeks, every=size.every)
+    one = Case("", size.regions[:1], year=size.year, days=size.days, weeks=size.weeks, every=size.tight_every)
     cases = [replace(one, policy=name, utilisation=full) for full in size.full for name in names]
     rows = {(row.case.utilisation, row.case.policy): row for row in side_by_side(cases, size.workers)}
     better = 0
     for full in size.full:
         base, mine = rows[full, BASE], rows[full, OURS]
-        print(f"\nGPUs {100 * full:g} % used in the mean, {size.weeks} weeks, {base.jobs} jobs")
+        print(f"\n{base.gpus:g} GPUs ({100 * full:g} % used in the mean), {size.weeks} weeks, {base.jobs} jobs")
         for name in names:
             row = rows[full, name]
             ahead = name != OURS and row.misses < mine.misses and saved(row, base) > saved(mine, base)
@@ -277,17 +280,17 @@ def main() -> int:
     parser.add_argument("--part", action="append", choices=PARTS, help="only this part; may be given again")
     parser.add_argument("--year", type=int, default=YEAR, choices=(2022, 2023), help="the year of the signals")
     parser.add_argument("--workers", type=int, default=2, help="processes")
-    parser.add_argument("--every", type=int, default=1, help="take each n-th job of the speed, grid and tight parts only")
+    parser.add_argument("--every", type=int, default=1, help="take each n-th job of the speed and grid parts only")
     parser.add_argument("--regions", type=int, default=len(REGIONS), help="how many of the nine regions")
     args = parser.parse_args()
     if data_folder() is None:
         print("no folder of traces was found; set GRIDSHIFT_DATA to the folder that has one named traces", file=sys.stderr)
         return 2
     if args.quick:
-        size = Size(args.year, args.workers, REGIONS[:2], 20, REGIONS[:1], 60, 14.0, 1, (0.8,), True)
+        size = Size(args.year, args.workers, REGIONS[:2], 20, REGIONS[:1], 60, 2, 14.0, 1, (0.8,), True)
     else:
-        some = REGIONS[: args.regions]
-        size = Size(args.year, args.workers, some, args.every, some[:3], max(10, args.every), 365.0, 8, FULL, False)
+        some, few, less = REGIONS[: args.regions], max(10, args.every), 2
+        size = Size(args.year, args.workers, some, args.every, some[:3], few, less, 365.0, 8, FULL, False)
     found = Found()
     compile_first()
     parts = {"speed": speed, "grid": grid, "front": front, "regions": regions, "tight": tight}
@@ -298,7 +301,8 @@ def main() -> int:
         f"PAI trace of GAIA ({piece}), {args.year} life-cycle carbon and prices, waits 6 h for jobs under 2 h, else 24 h; GPUs "
         "without limit but in tight; free suspension; as-of forecasts refitted weekly, made at each hour from what lies before "
         "it; each policy knows of run times what its paper says; gains in points of run-now's carbon, regions weighted alike, "
-        f"95 % by 10,000 draws of 4-week blocks; front: every {size.front_every}. job; planner compiled beforehand"
+        f"95 % by 10,000 draws of 4-week blocks; every {size.front_every}. job in front and regions, every {size.tight_every}. "
+        "in tight, without those wider than 16; planner compiled beforehand"
     )
     # a few jobs over a few days say nothing of which policy saves more
     wanted = [one for one in found.wanted if not size.quick or one[0] in SURE]

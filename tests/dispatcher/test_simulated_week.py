@@ -13,7 +13,7 @@ from policies.flexibility import parse_flexibility
 from policies.world import JobState
 
 START = datetime(2026, 3, 28, tzinfo=UTC)  # the days on which Europe's clocks change
-DAYS = 3
+DAYS = 2.5
 
 
 def config() -> Config:
@@ -39,7 +39,7 @@ def arrivals(count: int) -> list[Arrival]:
     made = []
     for n in range(count):
         at = START + timedelta(seconds=chance.uniform(0, (DAYS - 1.5) * 86400))
-        run_s = chance.uniform(900, 5 * 3600)
+        run_s = chance.uniform(900, 4 * 3600)
         gpus = chance.choice([1, 1, 2, 4])
         metadata: dict[str, str] = {}
         if chance.random() < 0.9:
@@ -75,8 +75,8 @@ def log_of(simulation: Simulation, jobs: list[Arrival]) -> list[tuple[object, ..
     ]
 
 
-def test_three_days_keep_their_promises_and_are_the_same_twice() -> None:
-    jobs = arrivals(60)
+def test_days_keep_their_promises_and_are_the_same_twice() -> None:
+    jobs = arrivals(45)
     simulation = days([replace(a, work=replace(a.work)) for a in jobs])
     simulation.run(START + timedelta(days=DAYS))
     ended = [simulation.store.job(arrival.job.id) for arrival in jobs]
@@ -103,9 +103,9 @@ def test_three_days_keep_their_promises_and_are_the_same_twice() -> None:
             if attempt.region == "a" and pausable and attempt.started_at and attempt.ended_at:
                 assert not (attempt.started_at < start + timedelta(hours=1) and attempt.ended_at > start), attempt
 
-    # a day of it again, event by event
-    until = START + timedelta(days=1)
+    # the first hours of it again, event by event
+    until = START + timedelta(hours=18)
     again = days([replace(a, work=replace(a.work)) for a in jobs])
     again.run(until)
     first = [row for row in log_of(simulation, jobs) if isinstance(row[1], datetime) and row[1] <= until]
-    assert len(first) > 100 and log_of(again, jobs) == first
+    assert len(first) > 80 and log_of(again, jobs) == first

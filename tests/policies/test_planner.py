@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from policies.planner import Gridshift, plan
-from policies.world import Budget, JobState, Pausable, ShiftWindow
+from policies.world import Budget, GpuPool, JobState, Pausable, Reserved, ShiftWindow
 from tests.policies.worlds import NOW, check_plan, job, region, running, series, world
 
 H = timedelta(hours=1)
@@ -210,3 +210,14 @@ def test_a_thousand_jobs_are_planned_in_time_for_the_next_slot() -> None:
     made = plan(world(jobs, regions))
     assert len(made.placements) == 1000
     print(f"1000 jobs x 3 regions: {time.perf_counter() - started:.2f} s, gap {made.gap:.3f}")
+
+
+def test_what_the_solver_leaves_keeps_to_headroom_and_gpu_types() -> None:
+    kept = Reserved(NOW, NOW + timedelta(hours=9), 4.0, 0.0)
+    wide = job("wide", gpus=8.0, deadline_at=NOW + timedelta(hours=2))
+    placed = plan(world([wide], [region("a", [50.0] * 192, reserved=(kept,))])).placements["wide"]
+    assert placed.intervals[0][0] >= NOW + timedelta(hours=9) and placed.late_s > 0
+    pools = (GpuPool("A100", 8.0),)
+    picky = job("picky", gpu_types={"H100": 1.0}, deadline_at=NOW + timedelta(minutes=30))
+    made = plan(world([picky], [region("a", [50.0] * 192, pools=pools)]))
+    assert "8 A100" in made.unplaced["picky"] and "H100" in made.unplaced["picky"]

@@ -49,7 +49,7 @@ def run_now_cost(one: JobView, home: RegionView) -> float:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_two_days_cost_less_miss_nothing_and_pause_seldom(seed: int) -> None:
-    jobs = work(seed, 20)
+    jobs = work(seed, 16)
     there = regions(seed)
     done = Simulation(NOW, there, list(jobs), SETTINGS).run(50)
     assert set(done.ended_at) == {one.id for one in jobs}, "every job ends, with or without a deadline"
@@ -60,7 +60,7 @@ def test_two_days_cost_less_miss_nothing_and_pause_seldom(seed: int) -> None:
 
 
 def test_an_announced_limit_is_met_from_its_first_second_to_its_last() -> None:
-    jobs = work(5, 16, pausable=1.0)
+    jobs = work(5, 12, pausable=1.0)
     budget = Budget("a", NOW + 4 * H, NOW + 7 * H, 1000.0, "e1", "grid call")
     done = Simulation(NOW, regions(5), list(jobs), SETTINGS, (budget,)).run(50)
     assert done.over_w == [] and done.alarms == []
