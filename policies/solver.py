@@ -31,6 +31,8 @@ COLD, WARM = (40, 0.8, 0.005), (12, 0.1, 0.005)
 COLD_POWER, WARM_POWER = (60, 3.0, 0.01), (15, 0.3, 0.01)
 #: Jobs of a small problem are looked at so often in the end, and how hot that begins and ends, in the usual cost of a job.
 ANNEAL, ANNEAL_WARM, HOT, COLD_SHARE, LOUD = 300, 4, 0.2, 0.001, 4.0
+#: A handful of jobs needs fewer looks each than so many.
+ANNEAL_JOBS = 40
 #: A plan within this share of its bound is not improved by chance any more.
 GOOD_ENOUGH = 1e-3
 #: How dear the room of others is taken to be when a job drives them away, one try after the other.
@@ -421,9 +423,11 @@ class Solver:
             if saved <= 1e-5 * abs(best):
                 break
 
-    def anneal(self, steps: int, seed: int = 0) -> None:
-        """Improve the plan by chance, ``steps`` times; the same ``seed`` gives the same plan."""
+    def anneal(self, looks: float, seed: int = 0) -> None:
+        """Improve the plan by chance, with so many looks a job (fewer where there are few); the same ``seed`` gives the same
+        plan."""
         alive = np.flatnonzero(np.isfinite(self.demand.floor.min(axis=1, initial=np.inf)))
+        steps = round(looks * len(alive) * min(1.0, len(alive) / ANNEAL_JOBS))
         if len(alive) < 2 or not steps:
             return
         usual = float(np.abs(self.placed.cost[alive]).mean()) + 1e-12
@@ -535,7 +539,7 @@ def run(solver: Solver, effort: float = 1.0, warm: Warm | None = None) -> Answer
     rounds = max(1, round(effort * max(few, 3 if known else 8 if power else 4)))
     solver.plan(rounds, max(1, round(3 * effort)))
     if jobs <= FEW and float(solver.placed.cost.sum()) - bound > GOOD_ENOUGH * abs(bound):
-        solver.anneal(round(effort * (ANNEAL_WARM if known else ANNEAL) * jobs))
+        solver.anneal(effort * (ANNEAL_WARM if known else ANNEAL))
     return solver.answer(bound, steps)
 
 
