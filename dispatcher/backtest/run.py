@@ -216,7 +216,8 @@ def _side_by_side(scenario: Scenario, wanted: Sequence[Task], workers: int, tell
     def give(worker: Any) -> None:
         if left:
             at_work[worker] = left.pop()
-            worker.send(wanted[at_work[worker]])
+            with suppress(BrokenPipeError, ConnectionResetError):  # one that died is noticed where its answer is waited for
+                worker.send(wanted[at_work[worker]])
 
     try:
         for _ in range(min(workers, len(wanted))):
