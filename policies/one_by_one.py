@@ -77,7 +77,7 @@ def plan(world: World) -> Plan:
         unplaced=unplaced,
         objective=objective,
         bound=bound,
-        gap=(objective - bound) / abs(objective) if abs(objective) > 1e-9 else 0.0,
+        gap=gap(objective, bound),
         peaks=verdict.peaks if verdict is not None else (),
     )
 

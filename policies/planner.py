@@ -208,7 +208,7 @@ class Gridshift:
             objective += rest.objective
             mine = [standing.at[view.id] for view in left]
             # Without them the others' bound still holds; they themselves cost at least what they cost alone.
-            bound += (rest.bound or 0.0) - float(standing.solver.value[mine].sum())
+            bound += rest.bound - float(standing.solver.value[mine].sum())
         for job in world.jobs:  # jobs that can run nowhere
             if job.id not in placements and job.id not in unplaced and col.plannable(job):
                 here = job.state is JobState.RUNNING and job.region is not None
@@ -224,7 +224,7 @@ class Gridshift:
             unplaced=unplaced,
             objective=objective,
             bound=bound,
-            gap=(objective - bound) / abs(objective) if abs(objective) > 1e-9 else 0.0,
+            gap=one_by_one.gap(objective, bound),
         )
 
     def _leftovers(self, world: World, jobs: Sequence[JobView]) -> Mapping[str, Placement]:

@@ -95,7 +95,7 @@ class Solver:
         )
         run_s = np.where(np.isfinite(work.ready_s), work.run_s, np.inf).min(axis=1, initial=np.inf)
         #: How much room each job takes: GPUs and kW over its run time.
-        self._area = np.where(np.isfinite(run_s), run_s, 0.0) * (
+        self.area = np.where(np.isfinite(run_s), run_s, 0.0) * (
             work.gpus / max(float(work.gpus.mean()), SLACK) + work.power_w / max(float(work.power_w.mean()), SLACK)
             if jobs
             else 0.0
@@ -103,11 +103,6 @@ class Solver:
         self.undo = places(MOST_TOUCHED, 1)
         self.touched, self.waiting = np.zeros(MOST_TOUCHED, dtype=np.int64), np.zeros(MOST_TOUCHED, dtype=np.int64)
         self.out = core.found()
-
-    @property
-    def area(self) -> Floats:
-        """How much room each job takes, relative to the others."""
-        return self._area
 
     def admit(self, j: int, one: Work) -> None:
         """Write a new job, the only one of ``one``, into the free row ``j``."""
@@ -337,7 +332,7 @@ class Solver:
             has.append(bool(np.isfinite(limit).any()))
             room.append(np.where(np.isfinite(limit), limit, np.inf))
         units = (self._unit_gpu, self._unit_watt)
-        area = self._area[order]
+        area = self.area[order]
         total, done, left_out = max(float(area.sum()), SLACK), 0.0, 0
         for block in np.array_split(np.arange(len(order)), max(1, min(BLOCKS, len(order) // 4))):
             if not len(block):
@@ -392,7 +387,7 @@ class Solver:
         """Make the plan anew ``rounds`` times, each time first those that found no room or are far from their best; then
         improve the best of them ``sweeps`` times."""
         rank = np.empty(self.jobs)
-        rank[np.argsort(-self._area, kind="stable")] = np.arange(self.jobs) / max(self.jobs, 1)
+        rank[np.argsort(-self.area, kind="stable")] = np.arange(self.jobs) / max(self.jobs, 1)
         ahead = np.zeros(self.jobs)
         best, kept = np.inf, None
         for number in range(rounds):
@@ -433,7 +428,7 @@ class Solver:
         usual = float(np.abs(self.placed.cost[alive]).mean()) + 1e-12
         best, chosen = places(self.jobs, 1), np.zeros(MOST_TOUCHED // 2, dtype=np.int64)
         gained, last = core.anneal(
-            steps, seed, HOT * usual, COLD_SHARE * usual, alive, self._area,
+            steps, seed, HOT * usual, COLD_SHARE * usual, alive, self.area,
             self._free_prices(), LOUD * self._unit_gpu, self.supply, self.demand, self.prices, self.free,
             self.placed, self.has_limits, *self._tools(), self.undo, chosen, best,
         )  # fmt: skip

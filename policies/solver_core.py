@@ -669,6 +669,23 @@ def look(j, supply, demand, prices, free, theta, rho, has_limits, work, out):  #
 
 
 @compiled
+def _write_if_better(row, c, runs, score, cost, best, work, out):  # type: ignore[no-untyped-def]
+    """Write runs, whose seconds and slots ``work`` holds, to ``out`` where they are better than ``best``; the better score."""
+    if score >= best - 1e-12 or runs == 0:
+        return best
+    out.what[0] = row
+    out.what[1] = c
+    out.what[2] = runs
+    out.cost[0] = cost
+    for k in range(runs):
+        out.begin[k] = work.on[k]
+        out.end[k] = work.off[k]
+        out.first[k] = work.order[k]
+        out.stop[k] = work.needs[k]
+    return score
+
+
+@compiled
 def _extend(demand, j, n, lacks, work):  # type: ignore[no-untyped-def]
     """Lengthen the runs of ``work.under``, which lack some seconds, by the cheapest slots beside them; the result is in
     ``work.best``. Returns whether there is room for them."""
@@ -800,18 +817,7 @@ def _take_runs(supply, demand, j, row, c, kw, ready, run, a, n, here, fixed, mov
         first_again = False
         runs += 1
         i = e
-    if score >= best - 1e-12 or runs == 0:
-        return best
-    out.what[0] = row
-    out.what[1] = c
-    out.what[2] = runs
-    out.cost[0] = cost
-    for k in range(runs):
-        out.begin[k] = work.on[k]
-        out.end[k] = work.off[k]
-        out.first[k] = work.order[k]
-        out.stop[k] = work.needs[k]
-    return score
+    return _write_if_better(row, c, runs, score, cost, best, work, out)
 
 
 @compiled
@@ -867,18 +873,7 @@ def _take_cheapest(supply, demand, j, row, c, kw, ready, run, a, n, here, fixed,
         work.needs[runs] = a + e
         runs += 1
         i = e
-    if score >= best - 1e-12 or runs == 0:
-        return best
-    out.what[0] = row
-    out.what[1] = c
-    out.what[2] = runs
-    out.cost[0] = cost
-    for k in range(runs):
-        out.begin[k] = work.on[k]
-        out.end[k] = work.off[k]
-        out.first[k] = work.order[k]
-        out.stop[k] = work.needs[k]
-    return score
+    return _write_if_better(row, c, runs, score, cost, best, work, out)
 
 
 # --- taking and giving back -------------------------------------------------------------------------------------------
