@@ -267,9 +267,8 @@ def test_readers_are_not_blocked_by_the_writer(sqlite_store: SqlStore) -> None:
 
     blocked = sqlite_store._call(block)
     assert holding.wait(10)
-    begun = time.monotonic()
     assert len(sqlite_store.jobs_changed_since(0)[0]) == 1 and sqlite_store.healthy()
-    assert time.monotonic() - begun < 2 and not blocked.done()
+    assert not blocked.done()
     hold.set()
     blocked.result(10)
 
