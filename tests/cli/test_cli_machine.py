@@ -33,7 +33,9 @@ def test_every_command_has_help_and_imports_nothing_heavy_for_it(run: Run) -> No
 
 @pytest.mark.real
 def test_it_starts_with_nothing_heavy_and_without_colour() -> None:
-    done = subprocess.run([sys.executable, "-m", "dispatcher.cli", "jobs", "--help"], capture_output=True, text=True, timeout=30)
+    done = subprocess.run(
+        [sys.executable, "-m", "dispatcher.cli", "jobs", "--help"], capture_output=True, text=True, timeout=30
+    )
     assert done.returncode == 0 and "\x1b" not in done.stdout
     probe = (
         "import sys, dispatcher.cli; print([m for m in ('requests', 'rich', 'sqlmodel', 'fastapi', 'ray') if m in sys.modules])"

@@ -2,8 +2,8 @@
 
 import io
 import zipfile
-from xml.etree import ElementTree as ET
 from datetime import UTC, datetime, timedelta
+from xml.etree import ElementTree as ET
 from zoneinfo import ZoneInfo
 
 import pytest
