@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dispatcher.cli_agent import agent
 from dispatcher.cli_backtest import backtest
 from dispatcher.cli_common import (
     FAILURE,
@@ -30,6 +31,7 @@ from dispatcher.cli_common import (
     print_json,
     show,
 )
+from dispatcher.cli_fleet import fleet
 from dispatcher.cli_plan import plan
 from dispatcher.cli_signals import signals
 
@@ -72,7 +74,9 @@ def main() -> None:
 
 main.add_command(signals)
 main.add_command(plan)
+main.add_command(fleet)
 main.add_command(backtest)
+main.add_command(agent)
 
 
 # --- jobs ---------------------------------------------------------------------------------------------------------
@@ -288,21 +292,7 @@ def _quoted(part: str) -> str:
     return quote(part, safe="")
 
 
-# --- fleet, savings -----------------------------------------------------------------------------------------------
-
-
-@main.command()
-@over_http
-def fleet(client: Client, as_json: bool) -> None:
-    """Show the regions: what they run, draw and pay."""
-    answer = client.get_json("/v1/regions")
-
-    def view() -> RenderableType:
-        from dispatcher.render import regions_table
-
-        return regions_table(answer["regions"])
-
-    show(answer, as_json, view)
+# --- savings ------------------------------------------------------------------------------------------------------
 
 
 @main.command()
@@ -439,12 +429,14 @@ def serve(config_path: Path | None) -> None:
 @click.option("--console/--no-console", default=True, show_default=True, help="Start the console in the browser's port too.")
 @click.option("--console-port", type=click.IntRange(1, 65535), help="Default: a free one.")
 @click.option("--token", envvar="GRIDSHIFT_TOKEN", help="API token for the console; better given in $GRIDSHIFT_TOKEN.")
-def up(config_path: Path | None, console: bool, console_port: int | None, token: str | None) -> None:
+@click.option("--simulate-gpus", type=click.IntRange(1, 16), help="Give the local Ray N SIMULATED GPUs; needs a C compiler.")
+def up(config_path: Path | None, console: bool, console_port: int | None, token: str | None, simulate_gpus: int | None) -> None:
     """Run everything: control plane, a local Ray when no region is configured, console."""
     config = load_config(config_path)
     from dispatcher.up import main as run_up
 
-    raise click.exceptions.Exit(run_up(config, console=console, console_port=console_port, token=token))
+    code = run_up(config, console=console, console_port=console_port, token=token, simulated_gpus=simulate_gpus)
+    raise click.exceptions.Exit(code)
 
 
 @main.command()

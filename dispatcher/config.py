@@ -17,6 +17,7 @@ from pydantic import BaseModel, Field, PrivateAttr, ValidationError
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from dispatcher.config_example import EXAMPLE
+from dispatcher.config_power import AgentsConfig, BranchConfig, EnergyConfig, MeterConfig, NodeConfig, power_problems
 from dispatcher.config_sections import (
     GpuPoolConfig,
     PlanningConfig,
@@ -36,7 +37,12 @@ from dispatcher.shifts import shift_windows
 from policies.world import Settings
 
 __all__ = [
+    "AgentsConfig",
+    "BranchConfig",
     "Config",
+    "EnergyConfig",
+    "MeterConfig",
+    "NodeConfig",
     "PlanningConfig",
     "RegionConfig",
     "ReplayConfig",
@@ -78,6 +84,8 @@ class Config(BaseSettings):
     shifts: list[ShiftConfig] = Field([], alias="shift")
     teams: list[TeamConfig] = Field([], alias="team")
     webhooks: list[WebhookConfig] = Field([], alias="webhook")
+    agents: AgentsConfig = AgentsConfig()
+    energy: EnergyConfig = EnergyConfig()
     replay: ReplayConfig | None = None
 
     _path: Path | None = PrivateAttr(None)
@@ -301,6 +309,8 @@ def _make_paths_absolute(raw: dict[str, Any], base: Path) -> None:
     fix(raw.get("server"), "data_dir", "database_url_file", "checkpoint_root")
     for _, region in _tables(raw, "region"):
         fix(region, "token_file")
+        for _, meter in _tables(region, "meter"):
+            fix(meter, "path", "token_file")
     for _, webhook in _tables(raw, "webhook"):
         fix(webhook, "secret_file", "secret_files")
     for _, feed in _feeds(raw):
@@ -402,6 +412,8 @@ def _cross_checks(raw: Mapping[str, Any]) -> list[Problem]:
     if len(kinds) > 1 and (_amount(planning, "carbon_price_per_tonne") or by_carbon):
         remedy = "average and marginal carbon cannot be compared; use one for all regions, or plan without a carbon price"
         problems.append((("planning", "carbon_price_per_tonne"), remedy))
+    for i, region in _tables(raw, "region"):
+        problems += power_problems(region, i)
     for location, feed in _feeds(raw):
         name, region = feed.get("feed"), raw["region"][location[1]]
         if not isinstance(name, str):
@@ -449,7 +461,15 @@ def _known_keys(location: Location) -> list[str]:
         "shift": ShiftConfig,
         "team": TeamConfig,
         "webhook": WebhookConfig,
+        "agents": AgentsConfig,
+        "energy": EnergyConfig,
         "replay": ReplayConfig,
+    }
+    of_region: dict[str, type[BaseModel]] = {
+        "gpu_pool": GpuPoolConfig,
+        "branch": BranchConfig,
+        "node": NodeConfig,
+        "meter": MeterConfig,
     }
     tariffs: dict[str, type[BaseModel]] = {
         "tariff": TariffConfig,
@@ -459,8 +479,8 @@ def _known_keys(location: Location) -> list[str]:
     }
     if location:
         model = children.get(str(location[0]), Config)
-    if location[2:3] == ("gpu_pool",):
-        model = GpuPoolConfig
+    if location[2:3] and location[2] in of_region:
+        model = of_region[str(location[2])]
     if "tariff" in location:
         model = tariffs.get(next(str(part) for part in reversed(location) if isinstance(part, str)), TariffConfig)
     return [field.alias or name for name, field in model.model_fields.items()]

@@ -7,8 +7,9 @@ EXAMPLE = """\
 # gridshift.toml
 #
 # Lines with '#' and no space after it are settings; remove the '#' to use one. Without any, gridshift runs one local region.
-# Any setting of [server], [planning], [fx] and [replay] can also come from the environment, which wins over this file:
-# GRIDSHIFT_SERVER__PORT=8701. Relative paths are meant from the folder of this file. Check it with 'gridshift doctor'.
+# Any setting of [server], [planning], [fx], [agents], [energy] and [replay] can also come from the environment, which wins
+# over this file: GRIDSHIFT_SERVER__PORT=8701. Relative paths are meant from the folder of this file. Check the file with
+# 'gridshift doctor'.
 # Durations are written "90s", "15m", "8h", "2d"; powers are W; times carry an offset.
 
 #[server]
@@ -106,7 +107,54 @@ EXAMPLE = """\
 #power_limit_w = 0
 # What a job draws on them, relative to the draw it states.
 #draw = 1.0
-#branch = ""
+#branch = "rack-1"
+
+# The power tree below the site: racks or PDUs with a limit of their own (W at the meter, 0 for none) and what cools them. A
+# node is on the branch that its Ray node label gridshift.branch names, or that [[region.node]] names for its hostname.
+#[[region.branch]]
+#name = "rack-1"
+#power_limit_w = 0
+#cooling_zone = "hall-a"
+#[[region.node]]
+#hostname = "gpu-node-1"
+#branch = "rack-1"
+
+# Meters: where there is one, it is the truth; without one, power is GPU watts x pue. scope is "site", "branch" or
+# "cooling_zone", and of names the branch or zone. unit is "W", "kWh" (counter = true, the default for kWh: counted since some
+# time past; false: the energy of each cadence) or "degC". source is "prometheus" (a query with one value), "push" (POST
+# /v1/meters/<region>/<name> {"at": "...", "value": ...}) or "csv" (a file that grows, with a header).
+#[[region.meter]]
+#name = "main"
+#unit = "kWh"
+#source = "push"
+# Seconds from one reading to the next, and by which a reading is late; after three cadences without one, power is unknown.
+#cadence_s = 60.0
+#delay_s = 0.0
+#[[region.meter]]
+#name = "rack-1-pdu"
+#scope = "branch"
+#of = "rack-1"
+#source = "prometheus"
+#url = "http://prometheus:9090"
+#query = "sum(pdu_power_kilowatts{rack='1'})"
+# What turns the source's numbers into the unit: 1000 for kW.
+#factor = 1000.0
+#cadence_s = 15.0
+# Implausible above this, or when it changes by more from one reading to the next (in the unit; W for kWh); 0: assumed.
+#max_value = 0
+#max_jump = 0
+# A bearer token, if the server wants one: the name of a variable, or a file.
+#token_env = ""
+#token_file = ""
+#[[region.meter]]
+#name = "inlet"
+#scope = "cooling_zone"
+#of = "hall-a"
+#unit = "degC"
+#source = "csv"
+#path = "inlet.csv"
+#time_column = "time"
+#value_column = "value"
 
 # A chain of feeds each: the first that is fresh and plausible wins. signals/README.md lists the feeds and their options. Any
 # entry may have max_age (when its last value no longer counts as fresh) and source (the name its values are kept under); keys
@@ -199,6 +247,19 @@ EXAMPLE = """\
 #[[webhook]]
 #source = "utility"
 #secret_env = "UTILITY_WEBHOOK_SECRET"
+
+# Power agents measure and cap GPUs, one on each node. "auto": submitted as a Ray job to each region with GPUs; "off": none, or
+# run as a service ('gridshift agent').
+#[agents]
+#deploy = "auto"
+# Seconds without a word after which what a node draws is unknown.
+#silent_after = "10s"
+
+# For how many days what was measured is kept: energy by the minute, energy by the hour, and the readings of meters.
+#[energy]
+#minutes_kept_days = 35
+#hours_kept_days = 1095
+#readings_kept_days = 1095
 
 # Run against the past instead of now; start must lie within the data of the feeds.
 #[replay]

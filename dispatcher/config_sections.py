@@ -24,6 +24,7 @@ from pydantic import (
     model_validator,
 )
 
+from dispatcher.config_power import LABEL_VALUE, BranchConfig, MeterConfig, NodeConfig, branch_of
 from dispatcher.config_tariff import Name, TariffConfig, check_zone
 from dispatcher.errors import ConfigError
 from dispatcher.shifts import crontab_trigger
@@ -31,8 +32,6 @@ from policies.durations import parse_duration
 from policies.registry import OURS, check
 from policies.world import GpuPool, TeamShare
 
-#: How a GPU type is written: it becomes the value of a node label.
-_GPU_TYPE = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
 #: The planner's look-ahead in slots (policies.grid), kept here so that reading a configuration needs no numpy.
 MAX_SLOTS = 1344
 
@@ -222,7 +221,7 @@ class TeamConfig(Section):
 class GpuPoolConfig(Section):
     """``[[region.gpu_pool]]``: GPUs of one type in a region, on one branch of its power tree. Powers in W at the meter."""
 
-    type: Annotated[str, StringConstraints(pattern=_GPU_TYPE)]
+    type: Annotated[str, StringConstraints(pattern=LABEL_VALUE)]  # it becomes the value of a node label
     gpus: float = Field(gt=0, le=1e6)
     power_limit_w: float = Field(0.0, ge=0)
     draw: float = Field(1.0, gt=0, le=100)
@@ -253,6 +252,9 @@ class RegionConfig(Section):
     carbon: list[FeedTable] = []
     tariff: TariffConfig | None = None
     gpu_pools: list[GpuPoolConfig] = Field([], alias="gpu_pool")
+    branches: list[BranchConfig] = Field([], alias="branch")
+    nodes: list[NodeConfig] = Field([], alias="node")
+    meters: list[MeterConfig] = Field([], alias="meter")
     timezone: str = ""
 
     @field_validator("timezone")
@@ -275,6 +277,10 @@ class RegionConfig(Section):
     def pools(self) -> tuple[GpuPool, ...]:
         """Its GPUs by type; empty when they are all alike."""
         return tuple(pool.pool() for pool in self.gpu_pools)
+
+    def branch_of(self, hostname: str) -> str | None:
+        """The branch that ``[[region.node]]`` names for a machine; None when it names none."""
+        return branch_of(self.nodes, hostname)
 
     @model_validator(mode="after")
     def _one_token(self) -> "RegionConfig":

@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -25,6 +25,9 @@ from dispatcher.launch import submission_id
 from dispatcher.launching import MAX_LAUNCHING, Effects, Launching, LogSink, PackageSource, Secrets
 from dispatcher.loops import Loop
 from dispatcher.planning import NoPlanThere, PlanFailed, Planning
+from dispatcher.power.accounts import JobEnergy, turns
+from dispatcher.power.caps import CapLoop
+from dispatcher.power.energy import EnergyBook
 from dispatcher.reconcile import Books, Seen, Usage, checkpoint_timeout, finish, reconcile, retry_after, settled
 from dispatcher.regions import Region
 from dispatcher.signal_book import SignalBook
@@ -93,18 +96,26 @@ class Control:
         planning: Planning,
         secrets: Secrets,
         forecasts: Forecasts | None = None,
+        energy: EnergyBook | None = None,
+        caps: CapLoop | None = None,
         wall: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config, self.clock, self.store, self.book = config, clock, store, book
         self.regions = {region.name: region for region in regions}
         self.settings = config.planner_settings()
         self._logs, self._secrets, self._wall, self._forecasts = logs, secrets, wall, forecasts
+        #: What the GPUs drew; None where nothing is measured, or where the clock is not that of the meters.
+        self._energy, self._energy_looked = energy, False
+        #: Who else knows of alarms: (key, region, sentence) at a time.
+        self.alarm_sources: list[Callable[[datetime], Iterable[tuple[str, str | None, str]]]] = []
         self.nudge: Callable[[], None] = lambda: None
         self.nudge_plan: Callable[[], None] = lambda: None
         self.nudge_place: Callable[[], None] = lambda: None
         self.nudge_ingest: Callable[[], None] = lambda: None
         self.nudge_forecast: Callable[[], None] = lambda: None
-        self._around = WorldBuilder(config, self.settings, store, book, self.regions)
+        self._caps = caps
+        offered = caps.points if caps is not None else lambda region: ()
+        self._around = WorldBuilder(config, self.settings, store, book, self.regions, offered)
         self._standing = StandingPlan(planning)
         self._launching = Launching(
             regions=self.regions,
@@ -123,7 +134,7 @@ class Control:
         self._puzzles: dict[str, str] = {}
         self._refused: dict[str, str] = {}
         self._jobs: dict[str, Job] = {}
-        self._views: dict[str, tuple[tuple[int, float | None], JobView]] = {}
+        self._views: dict[str, tuple[tuple[int, float | None, float], JobView]] = {}
         self._runtimes = Learned()
         self._attempts: dict[str, Attempt] = {}
         self._seq = 0
@@ -149,6 +160,10 @@ class Control:
         ]
         if self._forecasts is not None:
             table.append(Loop("forecast", max(5.0, 60.0 / fast), self.forecast))
+        if self._energy is not None:
+            table.append(Loop("energy", 30.0, self.settle_energy))
+        if self._caps is not None:
+            table.append(Loop("power", 1.0, self.power))
         for region in self.regions.values():
             table.append(Loop(f"observe {region.name}", region.config.observe_s, self._observer(region)))
         return table
@@ -249,7 +264,11 @@ class Control:
             last = max(self.store.attempts(job.id), key=lambda attempt: attempt.attempt, default=None)
             started_at = last.started_at if last is not None else None
         if started_at is not None and started_at <= job.finished_at:
-            self._runtimes.note(job.flex.group, job.progress_s + (job.finished_at - started_at).total_seconds())
+            run_s = job.progress_s + (job.finished_at - started_at).total_seconds()
+            if self._caps is not None:
+                usual = self._runtimes.of(job.flex.group)
+                run_s = self._caps.uncapped_s(job.id, job.flex.group, run_s, usual.median_s if usual is not None else None)
+            self._runtimes.note(job.flex.group, run_s)
 
     def _learned_s(self, job: Job) -> float | None:
         """The run time learned for a job whose owner gave none; None where its group has not told enough yet."""
@@ -318,23 +337,43 @@ class Control:
         return job.cancel_requested_at is not None and self._launching.was_stopped(attempt.submission_id)
 
     def _usage(self, job: Job, attempt: Attempt, ended_at: datetime) -> Usage | None:
-        """Modelled energy, cost and carbon of an attempt over its run; None when it never ran."""
+        """Energy, cost and carbon of an attempt over its run, measured as far as it was; None when it never ran."""
         # Too short to be seen running, or run while its cluster did not answer: it ran since it was taken, as far as is known.
         start = attempt.started_at or attempt.accepted_at
         if start is None or ended_at <= start:
             return None
-        return self.book.usage(self.regions[attempt.region].config, job.flex.power_w, start, ended_at, self.clock.now())
+        region = self.regions[attempt.region].config
+        drawn = self._drawn(job, attempt, start, ended_at)
+        if drawn is not None:
+            return self.book.usage_of(region, drawn, self.clock.now())
+        return self.book.usage(region, job.flex.power_w, start, ended_at, self.clock.now())
+
+    def _drawn(self, job: Job, attempt: Attempt, start: datetime, end: datetime) -> JobEnergy | None:
+        """What was measured of an attempt's energy; None where nothing was, or where that cannot be read now."""
+        if self._energy is None:
+            return None
+        shares = turns([(one.attempt, one.region, one.launched_at) for one in self.store.attempts(job.id)])
+        turn = shares.get(attempt.attempt)
+        if turn is None:
+            return None
+        try:
+            return self._energy.energy_of(job.id, turn, start, end, gpus=job.flex.gpus, power_w=job.flex.power_w)
+        except StoreUnavailable as error:
+            log.warning("the energy of job %s is modelled for now: %s", job.id, error)
+            return None
 
     # --- the world -----------------------------------------------------------------------------------------------------
 
     def _job_views(self) -> list[JobView]:
         views = []
         for job in self._jobs.values():
-            key = (job.seq, self._learned_s(job))
+            cap = self._caps.cap_of(job.id) if self._caps is not None and job.state in PLACED else 1.0
+            key = (job.seq, self._learned_s(job), cap)
             cached = self._views.get(job.id)
             if cached is None or cached[0] != key:
                 attempt = self._attempts.get(job.id) if job.state in PLACED else None
-                cached = (key, view_of(job, key[1], attempt.gpu_type if attempt is not None else None))
+                view = view_of(job, key[1], attempt.gpu_type if attempt is not None else None)
+                cached = (key, view if cap == 1.0 else replace(view, cap=cap))
                 self._views[job.id] = cached
             views.append(cached[1])
         return views
@@ -364,6 +403,8 @@ class Control:
             if isinstance(action, Launch):
                 if launching[action.region] < MAX_LAUNCHING:
                     launching[action.region] += 1
+                    if self._caps is not None:
+                        self._caps.launched(action.job_id, action.cap, now)
                     changes.append(launch_change(job, action.region, action.reason, now, action.gpu_type))
             elif isinstance(action, AskCheckpoint):
                 fields = {"pause_requested_at": now, "checkpoint_saved_at": None}
@@ -535,22 +576,51 @@ class Control:
 
     def settle(self, now: datetime) -> None:
         """Book anew what jobs that ended lately cost and emitted, where a feed was late; it is known by now, or tried again."""
+        jobs = self.store.ray_jobs(SETTLED_JOBS)
+        self._settle([job for job in jobs if job.energy_kwh is not None and (job.cost is None or job.carbon_kg is None)], now)
+
+    def settle_energy(self, now: datetime) -> None:
+        """Book anew what jobs drew that have ended, where rows of it came in since: the last minute of a job is told of after
+        its end."""
+        if self._energy is None:
+            return
+        touched = [job_id for job_id in self._energy.touched() if job_id not in self._jobs]
+        found = [self.store.job(job_id) for job_id in sorted(touched)]
+        jobs = {job.id: job for job in found if job is not None}
+        if not self._energy_looked:  # rows may have come just before an earlier control plane stopped
+            jobs |= {job.id: job for job in self.store.ray_jobs(SETTLED_JOBS)}
+        self._settle([job for job in jobs.values() if job.energy_kwh is not None], now)
+        self._energy.settled(job_id for job_id in touched if job_id not in jobs or jobs[job_id].state in ENDED)
+        self._energy_looked = True
+
+    def _settle(self, jobs: Sequence[Job], now: datetime) -> None:
+        """Book these jobs anew, as far as they have ended lately and ran in regions that are known."""
+        seen_to_run = ("succeeded", "failed")
         changes = []
-        for job in self.store.ray_jobs(SETTLED_JOBS):
-            late = job.energy_kwh is not None and (job.cost is None or job.carbon_kg is None)
-            if job.state in ENDED and late and job.finished_at is not None and now - job.finished_at < SETTLED_WITHIN:
-                usages = [
-                    usage
-                    for attempt in self.store.attempts(job.id)
-                    if attempt.ended_at is not None
-                    and attempt.region in self.regions
-                    and (attempt.started_at is not None or attempt.outcome in ("succeeded", "failed"))
-                    and (usage := self._usage(job, attempt, attempt.ended_at)) is not None
-                ]
-                made = settled(job, usages, now)
-                if made is not None:
-                    changes.append(made)
+        for job in jobs:
+            if job.state not in ENDED or job.finished_at is None or now - job.finished_at >= SETTLED_WITHIN:
+                continue
+            ran = [
+                attempt
+                for attempt in self.store.attempts(job.id)
+                if attempt.ended_at is not None and (attempt.started_at is not None or attempt.outcome in seen_to_run)
+            ]
+            known = [attempt for attempt in ran if attempt.region in self.regions]
+            usages = [
+                usage
+                for attempt in known
+                if attempt.ended_at is not None and (usage := self._usage(job, attempt, attempt.ended_at)) is not None
+            ]
+            made = settled(job, usages, now) if len(known) == len(ran) else None
+            if made is not None:
+                changes.append(made)
         self._record(changes)
+
+    def power(self, now: datetime) -> None:
+        """Let the GPUs' power caps stand as limits and the plan have them."""
+        world = self._world
+        if self._caps is not None and world is not None:
+            self._caps.power(replace(world, plan=self._standing.plan), now)
 
     def housekeeping(self, now: datetime) -> None:
         """Delete ended attempts on their clusters, late enough to be safe, and thin out signals that grow old."""
@@ -589,6 +659,7 @@ class Control:
             *status.failing(self.loops, now),
             *(AlarmStatus(f"refused {job_id}", None, sentence, now) for job_id, sentence in self._refused.items()),
             *(AlarmStatus(key, region, sentence, now) for key, region, sentence in self.book.alarms(now)),
+            *(AlarmStatus(*alarm, now) for source in self.alarm_sources for alarm in source(now)),
         ]
         if (trouble := self._standing.trouble) is not None:
             raised.append(AlarmStatus("planner", None, trouble, now))

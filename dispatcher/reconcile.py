@@ -3,6 +3,7 @@
 It knows nothing of clusters or stores. A status that could not be fetched never reaches it: unknown moves nothing.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -10,6 +11,7 @@ from itertools import takewhile
 from typing import Any
 
 from dispatcher.clusters import AttemptStatus, RayStatus
+from dispatcher.power.accounts import MODELLED, together
 from dispatcher.store import Attempt, Change, Job
 from dispatcher.store.copying import maker
 from policies.world import JobState, Pausable
@@ -42,12 +44,13 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Energy and money of one attempt over its run; ``cost`` (planning currency) and ``carbon_kg`` are None when a signal
-    was missing for a part of it."""
+    """Energy at the meter (PUE included) and money of one attempt over its run; ``cost`` (planning currency) and ``carbon_kg``
+    are None when a signal was missing for a part of it. ``basis`` is what the energy rests on (see power.accounts)."""
 
     energy_kwh: float
     cost: float | None
     carbon_kg: float | None
+    basis: str = MODELLED
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,23 +110,32 @@ def _usage_fields(job: Job, books: Books) -> dict[str, Any]:
         "cost": total(job.cost, usage.cost),
         "cost_currency": currency,
         "carbon_kg": total(job.carbon_kg, usage.carbon_kg),
+        "energy_basis": together(job.energy_basis, usage.basis),
     }
 
 
 def settled(job: Job, usages: Sequence[Usage], now: datetime) -> Change | None:
-    """The change that books what an ended job cost and emitted, from the usage of all its attempts, once that is known; None
-    when it tells nothing new."""
+    """The change that books what an ended job drew, cost and emitted, from the usage of all its attempts that ran, once that is
+    known; None when it tells nothing new."""
     cost = sum(u.cost for u in usages if u.cost is not None) if usages and all(u.cost is not None for u in usages) else None
     known = [u.carbon_kg for u in usages if u.carbon_kg is not None]
     carbon_kg = sum(known) if usages and len(known) == len(usages) else None
-    fields = {
+    fields: dict[str, Any] = {
         name: value
         for name, value in (("cost", cost), ("carbon_kg", carbon_kg))
         if value is not None and getattr(job, name) is None
     }
+    energy_kwh, basis = sum(usage.energy_kwh for usage in usages), together(*(usage.basis for usage in usages))
+    if basis not in (None, MODELLED) and (basis != job.energy_basis or not _alike(energy_kwh, job.energy_kwh)):
+        # More was measured than when it ended: what it cost is that of the energy that it drew, known or not.
+        fields = {"energy_kwh": energy_kwh, "energy_basis": basis, "cost": cost, "carbon_kg": carbon_kg}
     if not fields:
         return None
     return Change(job_id=job.id, at=now, kind="settle", reason=job.reason, expect=job.state, fields=fields)
+
+
+def _alike(one: float, other: float | None) -> bool:
+    return other is not None and math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-12)
 
 
 def finish(

@@ -150,7 +150,7 @@ def job_view(job: Json) -> RenderableType:
                 ("held by owner", "yes" if job.get("held") else None),
                 ("group", job.get("group")),
                 ("team", job.get("team")),
-                ("energy", number(job.get("energy_kwh"), 3, "kWh")),
+                ("energy", _energy(job)),
                 ("cost", number(job.get("cost"), 3, money)),
                 ("carbon", number(job.get("carbon_kg"), 3, "kg CO2e")),
                 ("error", job.get("error_type")),
@@ -168,6 +168,12 @@ def job_view(job: Json) -> RenderableType:
             )
         parts += [Text(), made]
     return Group(*parts)
+
+
+def _energy(job: Json) -> str | None:
+    """What a job used, and what that rests on."""
+    told = number(job.get("energy_kwh"), 3, "kWh")
+    return f"{told} ({job.get('energy_basis') or 'basis unknown'}, PUE included)" if told else None
 
 
 def _planned(job: Json) -> str | None:

@@ -25,7 +25,7 @@ from typing import Any
 import uvicorn
 import uvloop
 
-from dispatcher.api.app import create_app
+from dispatcher.api.app import create_app, our_version
 from dispatcher.api.intake import IntakeProtocol
 from dispatcher.api.patience import allow_many_files
 from dispatcher.api.services import Snapshot
@@ -42,18 +42,29 @@ from dispatcher.logs import LogFollower, LogStore
 from dispatcher.loops import LiveLoops, Loop
 from dispatcher.packages import PackageStore, package_names
 from dispatcher.plan_worker import ForecastWorker, PlanWorker
+from dispatcher.power.agent_sums import draw_of
+from dispatcher.power.caps import CapLoop
+from dispatcher.power.deploy import LOOK_S, AgentDeployer, has_gpus, store_agent_package, troubles
+from dispatcher.power.energy import EnergyBook, Keep
+from dispatcher.power.fleet import Fleet
+from dispatcher.power.fleet_now import FleetNow
+from dispatcher.power.hub import Hub
+from dispatcher.power.meter_store import MeterStore
+from dispatcher.power.site_meters import SiteMeters
 from dispatcher.regions import Region
 from dispatcher.signal_book import ChainStatus, SignalBook
 from dispatcher.store import Attempt, Job, Store
 from dispatcher.store.migrate import upgrade
 from dispatcher.store.sql import SqlStore
-from policies.world import Alternative
+from policies.world import Alternative, Pausable
 from signals.store import SignalStore
 
 log = logging.getLogger("gridshift")
 
 #: Feeds that are asked at the same time.
 FEEDS_AT_ONCE = 8
+#: The setting in which the number of control planes so far stands: agents obey none with a lower one.
+EPOCH_SETTING = "agents.epoch"
 #: Calls to one region's cluster that may run at once.
 CALLS_PER_REGION = 4
 
@@ -109,11 +120,24 @@ class ControlPlane:
     """What the API sees of the control plane (dispatcher.api.services.Services)."""
 
     def __init__(
-        self, control: Control, *, packages: PackageStore, logs: LogStore, signals: SignalStore, data_dir: Path
+        self,
+        control: Control,
+        *,
+        packages: PackageStore,
+        logs: LogStore,
+        signals: SignalStore,
+        data_dir: Path,
+        hub: Hub,
+        meters: SiteMeters,
+        energy: EnergyBook,
+        fleet: FleetNow,
+        agent_token: Callable[[str], str],
     ) -> None:
         self._control = control
         self.config, self.clock, self.store = control.config, control.clock, control.store
         self.packages, self.logs, self.signals, self.data_dir = packages, logs, signals, data_dir
+        self.hub, self.meters, self.agent_token = hub, meters, agent_token
+        self.energy, self._fleet = energy, fleet
 
     def admit(self, job: Job) -> "Future[Job]":
         """Store a job durably and let it be started."""
@@ -126,6 +150,10 @@ class ControlPlane:
     def snapshot(self) -> Snapshot:
         """What was last seen."""
         return self._control.snapshot()
+
+    def fleet(self) -> Fleet:
+        """What every GPU draws now."""
+        return self._fleet.view()
 
     def explain(self, job_id: str) -> tuple[Alternative, ...]:
         """What else could have been done with a planned job."""
@@ -173,6 +201,68 @@ def make_clock(config: Config, store: Store) -> Clock:
     clock = ReplayClock(start, speed)
     store.set_setting(key, f"{prefix}{clock.origin_wall!r}").result()
     return clock
+
+
+def make_hub(config: Config, store: Store) -> Hub:
+    """The hub of agents, under an epoch above that of every control plane before this one."""
+    epoch = int(store.setting(EPOCH_SETTING) or 0) + 1
+    store.set_setting(EPOCH_SETTING, str(epoch)).result()
+    return Hub(
+        epoch=epoch,
+        on_epoch=lambda seen: store.set_setting(EPOCH_SETTING, str(seen)),
+        branch_of=lambda region, hostname: config.region(region).branch_of(hostname),
+        silent_s=config.agents.silent_after_s,
+    )
+
+
+def make_deployers(
+    config: Config, store: Store, packages: PackageStore, control: Control, agent_token: Callable[[str], str]
+) -> dict[str, AgentDeployer]:
+    """For each region who sends its agents there: where its cluster has GPUs, or a job can be frozen."""
+
+    def wanted(region: Region) -> bool:
+        jobs = control.snapshot().world.jobs
+        freezable = any(job.flex.pausable is Pausable.FREEZE and region.name in (job.region, None) for job in jobs)
+        return freezable or has_gpus(region)
+
+    package = store_agent_package(packages)
+    return {
+        region.name: AgentDeployer(
+            region,
+            store,
+            packages,
+            package,
+            url=config.public_url(),
+            token=agent_token(region.name),
+            version=our_version(),
+            # In a replay time is pretended, and what GPUs draw by the wall's clock says nothing of it.
+            enabled=config.agents.deploy == "auto" and config.replay is None,
+            wanted=lambda region=region: wanted(region),  # type: ignore[misc]
+        )
+        for region in control.regions.values()
+    }
+
+
+def make_meters(config: Config, store: SqlStore, hub: Hub, control: Control) -> SiteMeters:
+    """The sites' meters, which know what the agents measure and what is modelled."""
+
+    def modelled(name: str) -> float | None:
+        seen = (region for region in control.snapshot().regions if region.name == name and region.reachable)
+        return next((region.draw_w for region in seen), None)
+
+    meters = SiteMeters(
+        config,
+        MeterStore(store.engine),
+        agents=lambda region, branch: draw_of(hub.nodes(), region, branch),
+        modelled=modelled,
+    )
+    control.alarm_sources.append(meters.alarms)
+    return meters
+
+
+def agent_tokens(secret: bytes) -> Callable[[str], str]:
+    """Region -> the token that its agents are given."""
+    return lambda region: hmac.new(secret, f"agents {region}".encode(), hashlib.sha256).hexdigest()
 
 
 def checkpoint_dirs(config: Config) -> Callable[[str, str], str]:
@@ -251,6 +341,12 @@ def run(config: Config, *, on_ready: Callable[[], None] = lambda: None) -> int:
         logs = LogStore(data_dir / "logs")
         secret = read_secret(data_dir)
         regions = build_regions(config, clock)
+        hub = make_hub(config, store)
+        energy = EnergyBook(store.engine, Keep(config.energy.minutes_kept_days, config.energy.hours_kept_days))
+        stack.callback(energy.close)
+        hub.on_energy = lambda rows: energy.take(rows, SystemClock().now())
+        fleet = FleetNow(config, hub, energy)
+        caps = CapLoop(config, hub, speed=clock.speed)
         for region in regions:
             stack.callback(region.cluster.close)
         addresses = {region.name: (region.address, region.token()) for region in config.regions}
@@ -270,6 +366,9 @@ def run(config: Config, *, on_ready: Callable[[], None] = lambda: None) -> int:
             store=store,
             book=book,
             forecasts=forecasts,
+            # Meters run by the wall's clock: in a replay they say nothing of its jobs.
+            energy=energy if config.replay is None else None,
+            caps=caps,
             regions=regions,
             packages=LaunchPackages(packages),
             logs=FollowedLogs(follower),
@@ -282,6 +381,16 @@ def run(config: Config, *, on_ready: Callable[[], None] = lambda: None) -> int:
                 helper_uri=store_helper_package(packages),
             ),
         )
+        control.loops.append(Loop("agents", 1.0, hub.sweep))
+        control.alarm_sources.append(hub.alarms)
+        control.alarm_sources.append(caps.alarms)
+        deployers = make_deployers(config, store, packages, control, agent_tokens(secret))
+        control.loops += [Loop(f"agents of {name}", LOOK_S, one.deploy) for name, one in deployers.items()]
+        control.alarm_sources.append(lambda _: troubles(deployers))
+        control.loops.append(Loop("fleet", 5.0, fleet.keep))
+        meters = make_meters(config, store, hub, control)
+        stack.callback(meters.close)
+        control.loops.append(Loop("meters", max(1.0, meters.period_s / clock.speed), meters.read_meters))
         control.loops.append(Loop("leader", 5.0, _leadership_check(leadership)))
         live = LiveLoops(
             control.loops, clock, nudged={"control": 0.005, "plan": 0.5, "place": 0.005, "ingest": 0.5, "forecast": 0.5}
@@ -296,7 +405,18 @@ def run(config: Config, *, on_ready: Callable[[], None] = lambda: None) -> int:
         stack.callback(live.stop)
         stack.callback(worker.close)  # before the loops: one of them may be waiting for a plan, or for a forecast
         stack.callback(forecaster.close)
-        plane = ControlPlane(control, packages=packages, logs=logs, signals=signals, data_dir=data_dir)
+        plane = ControlPlane(
+            control,
+            packages=packages,
+            logs=logs,
+            signals=signals,
+            data_dir=data_dir,
+            hub=hub,
+            meters=meters,
+            energy=energy,
+            fleet=fleet,
+            agent_token=agent_tokens(secret),
+        )
         # What lives as long as the process need not be looked at again and again; the rest is looked at less often than by
         # default, since each look walks through every job in memory.
         gc.collect()

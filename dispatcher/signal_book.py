@@ -9,7 +9,7 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -20,8 +20,9 @@ import requests
 from dispatcher.config import Config, RegionConfig
 from dispatcher.errors import ConfigError, GridshiftError
 from dispatcher.forecasts import Series
+from dispatcher.power.accounts import JobEnergy, Slice, integrated
 from dispatcher.reconcile import Usage
-from policies.accounting import energy_kwh, weighted_mean
+from policies.accounting import MeansOf, energy_kwh, weighted_mean
 from signals.feeds import FEEDS
 from signals.feeds.base import duration
 from signals.forecast import PUBLISHED, REPEAT_DAY, SUSPECT, UNKNOWN, slot_series, usable
@@ -274,6 +275,31 @@ class SignalBook:
             carbon_kg=None if carbon is None else kwh * carbon / 1000.0,
         )
 
+    def usage_of(self, region: RegionConfig, drawn: JobEnergy, as_of: datetime) -> Usage:
+        """As ``usage``, of energy that was measured at the GPUs: each interval at the price and the carbon of its own time, and
+        all of it times the region's PUE, for what the building adds is not measured by the job."""
+        bills = {what: self._integral(region.name, what, drawn.slices, as_of) for what in ("price", "carbon")}
+        price, carbon, fx = bills["price"], bills["carbon"], self.fx(region.name)
+        return Usage(
+            energy_kwh=drawn.energy_kwh * region.pue,
+            cost=None if price is None or fx != fx else price * region.pue * fx / 1000.0,
+            carbon_kg=None if carbon is None else carbon * region.pue / 1000.0,
+            basis=drawn.basis,
+        )
+
+    def _integral(self, region: str, what: str, slices: Sequence[Slice], as_of: datetime) -> float | None:
+        """Energy times signal over ``slices``; None unless the signal is known wherever something was drawn."""
+        if not slices:
+            return 0.0
+        start, end = min(one.start for one in slices), max(one.end for one in slices)
+        try:
+            points = self._points_over(region, what, start, end, as_of)
+        except SignalError as error:
+            self._tell_wrong(region, f"mean of {what}", str(error))
+            return None
+        self._tell_wrong(region, f"mean of {what}", None)
+        return integrated(slices, MeansOf(points).over) if points is not None else None
+
     def _mean(self, region: str, what: str, start: datetime, end: datetime, as_of: datetime) -> float | None:
         """Time-weighted mean over an interval from the source that is in use, as known now; None unless it is fully covered by
         values of that series that nobody doubts."""
@@ -286,6 +312,13 @@ class SignalBook:
         return mean
 
     def _mean_of(self, region: str, what: str, start: datetime, end: datetime, as_of: datetime) -> float | None:
+        points = self._points_over(region, what, start, end, as_of)
+        return None if points is None else weighted_mean(points, start, end)
+
+    def _points_over(
+        self, region: str, what: str, start: datetime, end: datetime, as_of: datetime
+    ) -> Sequence[SignalPoint] | None:
+        """What is known of a region's price or carbon in ``[start, end)``; None where it has none."""
         if what == "price" and (tariff := self._tariffs.get(region)) is not None:
             with self._lock:
                 wholesale = self._wholesale.get(region)
@@ -294,11 +327,11 @@ class SignalBook:
                 if wholesale is None:
                     return None
                 points = self._of_series(wholesale, region, what, start, end, as_of)
-            return weighted_mean(price_points(tariff, points, start, end, region=region, known_at=as_of), start, end)
+            return price_points(tariff, points, start, end, region=region, known_at=as_of)
         series = self.series(region, what)
         if series is None:
             return None
-        return weighted_mean(self._of_series(series, region, what, start, end, as_of), start, end)
+        return self._of_series(series, region, what, start, end, as_of)
 
     def _of_series(
         self, series: SlotSeries, region: str, what: str, start: datetime, end: datetime, as_of: datetime

@@ -17,6 +17,7 @@ from dispatcher.config import Config, RegionConfig
 from dispatcher.errors import ConfigError, GridshiftError
 from dispatcher.local_ray import LocalRay, free_port
 from dispatcher.serve import listen, main_serve
+from dispatcher.simgpu import SimGpus, environment
 
 #: Wall seconds within which the console must answer.
 CONSOLE_LIMIT_S = 40.0
@@ -38,6 +39,18 @@ def local_region(config: Config, address: str) -> Config:
         }
     )
     return config.model_copy(update={"regions": [region]})
+
+
+def simulate_gpus(folder: Path, count: int) -> dict[str, str]:
+    """The environment in which a node has ``count`` simulated GPUs. They stay the same GPUs from one start to the next.
+
+    Raises GridshiftError when there is no C compiler."""
+    path = folder / f"simulated-gpus-{count}"
+    with contextlib.suppress(GridshiftError):
+        if len(SimGpus.open(path)) == count:
+            return environment(path)
+    SimGpus.create(path, count)
+    return environment(path)
 
 
 def start_console(config: Config, port: int, token: str | None) -> subprocess.Popen[bytes]:
@@ -76,8 +89,15 @@ def _finish_in_peace() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def main(config: Config, *, console: bool = True, console_port: int | None = None, token: str | None = None) -> int:
-    """Run until SIGINT or SIGTERM; returns the exit code."""
+def main(
+    config: Config,
+    *,
+    console: bool = True,
+    console_port: int | None = None,
+    token: str | None = None,
+    simulated_gpus: int | None = None,
+) -> int:
+    """Run until SIGINT or SIGTERM; returns the exit code. The local Ray's node gets so many simulated GPUs."""
     data_dir: Path = config.data_dir()
     data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     with contextlib.ExitStack() as stack:
@@ -85,9 +105,15 @@ def main(config: Config, *, console: bool = True, console_port: int | None = Non
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
         try:
             listen(config).close()  # before anything is started: is the port free?
+            if simulated_gpus and config.regions:
+                raise GridshiftError("--simulate-gpus is for the local Ray, which is started only when no region is configured")
             if not config.regions:
+                env = simulate_gpus(data_dir, simulated_gpus) if simulated_gpus else None
+                if env:
+                    what = "powers, energy and speeds are a model's, not measured"
+                    print(f"the local Ray's {simulated_gpus} GPUs are SIMULATED: {what}", file=sys.stderr, flush=True)
                 print("no region is configured: starting a local Ray (about 10 s) ...", file=sys.stderr, flush=True)
-                ray = LocalRay("local", base_dir=data_dir, num_cpus=os.cpu_count() or 1)
+                ray = LocalRay("local", base_dir=data_dir, num_cpus=os.cpu_count() or 1, env=env)
                 stack.callback(ray.stop)
                 ray.start()
                 config = local_region(config, ray.address)

@@ -4,7 +4,7 @@ Jobs are the control loop's; everything around them is put together here. Nothin
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -14,15 +14,23 @@ from dispatcher.regions import Region
 from dispatcher.signal_book import SignalBook
 from dispatcher.store import Attempt, Job, Store
 from policies.registry import quota
-from policies.world import PLACED, Budget, DemandCharge, JobView, Plan, RegionView, Settings, World
+from policies.world import PLACED, Budget, CapPoint, DemandCharge, JobView, Plan, RegionView, Settings, World
 
 
 class WorldBuilder:
     """See the module. ``build`` and ``note_draws`` are the control loop's; ``region_views`` may be called from any thread."""
 
     def __init__(
-        self, config: Config, settings: Settings, store: Store, book: SignalBook, regions: Mapping[str, Region]
+        self,
+        config: Config,
+        settings: Settings,
+        store: Store,
+        book: SignalBook,
+        regions: Mapping[str, Region],
+        caps: Callable[[str], tuple[CapPoint, ...]] = lambda region: (),
     ) -> None:
+        """``caps`` tells the power caps that a region's GPUs can be given now."""
+        self._caps = caps
         self._config, self._settings, self._store, self._book, self._regions = config, settings, store, book, regions
         tariffs = {region.name: region.tariff.tariff(region.name) for region in config.regions if region.tariff is not None}
         self._peaks = Peaks(tariffs, timedelta(seconds=settings.horizon_s))
@@ -80,6 +88,7 @@ class WorldBuilder:
             carbon_kind=f"carbon_{config.carbon_signal}",
             demand=self._demand.get(region.name, ()),
             pools=pools,
+            caps=self._caps(region.name),
             reserved=(),  # headroom for interactive serving: nothing declares any yet
         )
 

@@ -1,7 +1,8 @@
 """Energy, money and carbon of what ran: pure arithmetic over signals, time-weighted. Unknown in, unknown out."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from signals.points import Quality, SignalPoint
 
@@ -31,4 +32,18 @@ def weighted_mean(points: Sequence[SignalPoint], start: datetime, end: datetime,
         if stop > begin:
             seconds = (stop - begin).total_seconds()
             total, covered_s, reached = total + point.value * seconds, covered_s + seconds, stop
-    return total / covered_s if covered_s >= whole_s - tolerance_s else None
+    return total / covered_s if covered_s > 0 and covered_s >= whole_s - tolerance_s else None
+
+
+class MeansOf:
+    """Means of one signal over many short intervals: as ``weighted_mean``, which would look at every point each time."""
+
+    def __init__(self, points: Sequence[SignalPoint]) -> None:
+        self._points = sorted(points, key=lambda p: p.start)
+        self._starts = [p.start for p in self._points]
+        self._longest = max((p.end - p.start for p in self._points), default=timedelta(0))
+
+    def over(self, start: datetime, end: datetime) -> float | None:
+        """Time-weighted mean over ``[start, end)``; None unless it is covered."""
+        first, last = bisect_right(self._starts, start - self._longest), bisect_left(self._starts, end)
+        return weighted_mean(self._points[max(0, first - 1) : last], start, end)

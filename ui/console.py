@@ -15,7 +15,7 @@ from typing import Any, ParamSpec
 import pandas as pd
 import streamlit as st
 
-from ui import charts, parts
+from ui import charts, fleet, parts
 from ui.api import Api, ApiError, job_path
 from ui.words import ACTIVE, STATES, STYLE, UNKNOWN, Json, box, error_box, time_of
 
@@ -310,6 +310,40 @@ def _choose(job_id: str | None) -> None:
     state.job, state.pending, state.notice = job_id, None, None
 
 
+# --- the fleet ------------------------------------------------------------------------------------------------------
+
+
+@st.fragment(run_every=LIVE_S)
+@understood
+def fleet_now(wanted: str) -> None:
+    """Every GPU with its job, draw, limit and state, of nodes that ``wanted`` names."""
+    status = look()
+    if isinstance(status, ApiError):
+        return
+    answer = read_or_say("The fleet", "/v1/fleet")
+    if answer is None:
+        return
+    # Agents run by the wall's clock, which is not the control plane's in a replay.
+    st.html(fleet.summary(answer) + ("" if answer["draw"]["gpus"] else fleet.nothing()))
+    st.html(fleet.regions(answer, time_of(answer.get("at")), wanted))
+
+
+@st.fragment(run_every=CHART_S)
+@understood
+def fleet_energy() -> None:
+    """What was drawn in the last hour, and for whom."""
+    status = look()
+    answer = (
+        None if isinstance(status, ApiError) else read_or_say("Measured energy", "/v1/energy", {"step": "minute"}, CHART_S / 2)
+    )
+    if answer is None:
+        return
+    st.html("<div class='gs'><h3>Measured in the last hour</h3></div>" + fleet.energy_line(answer))
+    chart = fleet.energy_chart(answer)
+    if chart is not None:
+        st.altair_chart(chart, key="fleet energy")
+
+
 # --- one job --------------------------------------------------------------------------------------------------------
 
 
@@ -411,6 +445,13 @@ def page() -> None:
     up = not isinstance(status, ApiError)
     top(up)
     if isinstance(status, ApiError):
+        return
+    wanted = "fleet" if st.query_params.get("page") == "fleet" else ""
+    st.html(fleet.tabs(wanted))
+    if wanted:
+        fleet_energy()
+        name = "Node, branch, region or job"
+        fleet_now(st.text_input(name, key="fleet_wanted", placeholder=name.lower(), label_visibility="collapsed"))
         return
     chart_s = CHART_REPLAY_S if status.get("replay") else CHART_S
     grid_now()

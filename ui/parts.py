@@ -348,7 +348,7 @@ def job_facts(job: Json, now: datetime | None) -> str:
     planned += f" in {job['planned_region']}" if planned and job.get("planned_region") else ""
     used = ", ".join(
         (
-            number_text(job.get("energy_kwh"), "kWh", 3),
+            _energy(job),
             number_text(job.get("cost"), str(job.get("cost_currency") or ""), 3),
             f"{number_text(job.get('carbon_kg'), 'kg', 3)} CO2e",
         )
@@ -372,6 +372,12 @@ def job_facts(job: Json, now: datetime | None) -> str:
         ("Command", f"<code>{escape(str(job.get('entrypoint')))}</code>"),
     ]
     return facts([(name, value) for name, value in rows if value])
+
+
+def _energy(job: Json) -> str:
+    """What a job used, and what that rests on."""
+    told = number_text(job.get("energy_kwh"), "kWh", 3)
+    return told if job.get("energy_kwh") is None else f"{told} ({job.get('energy_basis') or UNKNOWN}, PUE included)"
 
 
 def _exit(job: Json) -> str:

@@ -12,12 +12,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from dispatcher.api.agents import AgentsApi
 from dispatcher.api.answers import Handler, Refused, error_response, guarded
 from dispatcher.api.auth import Auth
+from dispatcher.api.fleet import FleetApi
 from dispatcher.api.grid_events import GridEvents
 from dispatcher.api.health import Health, healthz
 from dispatcher.api.intake import Express
 from dispatcher.api.limits import BodyLimit, body_bytes
+from dispatcher.api.meters import Meters
 from dispatcher.api.ray_jobs import SUBMIT_PATHS, RayJobs
 from dispatcher.api.self_service import SelfService
 from dispatcher.api.services import Services
@@ -26,7 +29,8 @@ from dispatcher.api.v1 import V1
 from dispatcher.api.webhooks import Webhooks
 
 
-def _version() -> str:
+def our_version() -> str:
+    """The version that is installed."""
     try:
         return metadata.version("gridshift")
     except metadata.PackageNotFoundError:
@@ -51,7 +55,7 @@ class Intake:
 
 def create_app(services: Services) -> ASGIApp:
     """The application. Raises ConfigError when a webhook's secret is missing or unusable."""
-    version = _version()
+    version = our_version()
     app = FastAPI(
         title="gridshift",
         version=version,
@@ -62,6 +66,8 @@ def create_app(services: Services) -> ASGIApp:
     events = GridEvents(services)
     ray_jobs = RayJobs(services, health)
     v1, own, webhooks = V1(services, ray_jobs, events, version), SelfService(services), Webhooks(services, events)
+    meters = Meters(services)
+    fleet = FleetApi(services)
     router = APIRouter()
     for method, path, handler, what in (
         ("POST", "/v1/jobs", v1.submit, "jobs"),
@@ -76,11 +82,15 @@ def create_app(services: Services) -> ASGIApp:
         ("GET", "/v1/plan", v1.plan, "plan"),
         ("GET", "/v1/plan/{job_id}", v1.plan_of_job, "plan"),
         ("GET", "/v1/regions", v1.regions, "regions"),
+        ("GET", "/v1/fleet", fleet.fleet, "fleet"),
+        ("GET", "/v1/energy", fleet.energy, "fleet"),
         ("GET", "/v1/signals", SignalsApi(services).get, "regions"),
         ("GET", "/v1/events", v1.events, "events"),
         ("POST", "/v1/events", v1.create_event, "events"),
         ("DELETE", "/v1/events/{source}/{event_id:path}", v1.cancel_event, "events"),
         ("POST", "/v1/webhooks/{source}", webhooks.receive, "events"),
+        ("GET", "/v1/meters", meters.show, "meters"),
+        ("POST", "/v1/meters/{region}/{meter}", meters.push, "meters"),
         ("GET", "/v1/status", v1.status, "control plane"),
         ("GET", "/v1/savings", v1.savings, "control plane"),
         ("GET", "/v1/self", own.tell, "inside a job"),
@@ -92,7 +102,7 @@ def create_app(services: Services) -> ASGIApp:
     ):
         _add(router, method, path, handler, what)
     app.include_router(router)
-    app.router.routes[:0] = ray_jobs.routes()
+    app.router.routes[:0] = [*ray_jobs.routes(), *AgentsApi(services).routes()]
     app.add_exception_handler(HTTPException, _unknown)
     # Who may call is asked first: a stranger's body is not even looked at.
     auth = Auth(BodyLimit(Intake(app, ray_jobs.submit), services.config), services)

@@ -1,10 +1,11 @@
 """What was spent against what running every job at once would have cost: the same work, begun when it was submitted, in the
-region where a job without wishes goes. Nothing here is measured; every assumption is a caveat in the answer.
+region where a job without wishes goes. Energy is measured as far as the answer says; every assumption is a caveat in it.
 
 It reads ended jobs and stored signals; it decides nothing.
 """
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -12,7 +13,8 @@ from typing import Any
 
 from dispatcher.api.services import Signals
 from dispatcher.config import RegionConfig
-from dispatcher.store import Job
+from dispatcher.power.accounts import MEASURED, MODELLED, PARTLY_MEASURED, SIMULATED, together
+from dispatcher.store import Attempt, Job
 from policies.accounting import weighted_mean
 from policies.world import JobState, World
 from signals.forecast import usable
@@ -76,11 +78,18 @@ class Means:
         return points[bisect_right(starts, start - LONGEST_POINT) : bisect_right(starts, end)]
 
 
-def run_seconds(job: Job, pue: float) -> float:
-    """How long a job would have run without pauses, from its modelled energy, less what its restarts cost; 0 when that says
-    nothing. Restarts are ours, so a baseline must not have them."""
+def ran_seconds(attempts: Sequence[Attempt]) -> float:
+    """For how long a job's attempts ran together."""
+    runs = [(one.started_at or one.accepted_at, one.ended_at) for one in attempts]
+    return sum(max(0.0, (end - start).total_seconds()) for start, end in runs if start is not None and end is not None)
+
+
+def run_seconds(job: Job, pue: float, ran_s: float | None = None) -> float:
+    """How long a job would have run without pauses: ``ran_s``, or else what its modelled energy says, less what its restarts
+    cost; 0 when that says nothing. Restarts are ours, so a baseline must not have them."""
     draw_w = job.flex.power_w * pue
-    ran_s = (job.energy_kwh or 0.0) * 3_600_000 / draw_w if draw_w > 0 else 0.0
+    if ran_s is None:
+        ran_s = (job.energy_kwh or 0.0) * 3_600_000 / draw_w if draw_w > 0 else 0.0
     return max(0.0, ran_s - job.pauses * job.flex.restart_s)
 
 
@@ -91,17 +100,20 @@ def report(
     signals: Signals,
     now: datetime,
     wholesale: Mapping[str, str],
+    ran_s: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """The answer of ``/v1/savings`` for ended jobs. ``wholesale`` names the price feed in use, by region."""
+    """The answer of ``/v1/savings`` for ended jobs. ``wholesale`` names the price feed in use, by region; ``ran_s`` has, by id,
+    how long jobs ran whose energy was measured."""
     ran = [job for job in jobs if job.energy_kwh]
     totals: dict[str, Any] = {
         "jobs": len(ran),
         "energy_kwh": sum(job.energy_kwh or 0.0 for job in ran),
         "deadline_misses": sum(missed(job) for job in jobs),
     }
-    baselines = _baselines(ran, world, regions, signals, now, wholesale)
+    baselines = _baselines(ran, world, regions, signals, now, wholesale, ran_s or {})
+    basis = together(*(job.energy_basis or MODELLED for job in ran)) or MODELLED
     caveats = [
-        "energy is modelled: stated mean draw x run time x PUE, not measured",
+        *_energy_caveats(ran, basis),
         "run now: the same run time from submission on in the job's first allowed region, as if there were always room",
         "prices are those of the configured feeds and tariffs, without demand charges: not a bill",
     ]
@@ -118,7 +130,19 @@ def report(
             caveats.append(f"{name}: {left_out} of {len(ran)} jobs are left out on both sides, because a signal is unknown")
     if len(jobs) >= JOBS_COVERED:
         caveats.append(f"only the latest {JOBS_COVERED} ended jobs are covered")
-    return {"energy_basis": "modelled", "currency": world.settings.currency, "totals": totals, "caveats": caveats}
+    return {"energy_basis": basis, "currency": world.settings.currency, "totals": totals, "caveats": caveats}
+
+
+def _energy_caveats(ran: Sequence[Job], basis: str) -> list[str]:
+    """What the energies rest on."""
+    if basis == MODELLED:
+        return ["energy is modelled: stated mean draw x run time x PUE, not measured"]
+    counts = Counter(job.energy_basis or MODELLED for job in ran)
+    told = ", ".join(f"{counts[one]} {one}" for one in (MEASURED, PARTLY_MEASURED, SIMULATED, MODELLED) if counts[one])
+    caveats = [f"energy of jobs: {told}; what was measured at the GPUs counts times the region's PUE"]
+    if counts[SIMULATED]:
+        caveats.append("SIMULATED: GPUs of a simulated driver stand for real ones")
+    return [*caveats, "run now: a job that was measured draws the same energy, less that of its restarts"]
 
 
 def missed(job: Job) -> bool:
@@ -136,34 +160,49 @@ def _baselines(
     signals: Signals,
     now: datetime,
     wholesale: Mapping[str, str],
+    ran_s: Mapping[str, float],
 ) -> list[Baseline | None]:
-    runs = [_run_now(job, world, regions) for job in ran]
+    runs = [_run_now(job, world, regions, ran_s.get(job.id)) for job in ran]
     starts = [start for _, start, _ in filter(None, runs)]
     ends = [end for _, _, end in filter(None, runs)]
     if not starts:
         return [None] * len(ran)
     means = Means(signals, min(starts), max(ends), now, wholesale)
-    return [_baseline(job, run, world, regions, means) if run else None for job, run in zip(ran, runs, strict=True)]
+    return [
+        _baseline(job, run, world, regions, means, ran_s.get(job.id)) if run else None
+        for job, run in zip(ran, runs, strict=True)
+    ]
 
 
-def _run_now(job: Job, world: World, regions: dict[str, RegionConfig]) -> tuple[str, datetime, datetime] | None:
+def _run_now(
+    job: Job, world: World, regions: dict[str, RegionConfig], ran_s: float | None
+) -> tuple[str, datetime, datetime] | None:
     """Where and when the job would have run if it had begun when it was submitted."""
     home = job.flex.regions[0] if job.flex.regions else world.settings.default_region
     if home not in regions or job.region not in regions:
         return None
-    seconds = run_seconds(job, regions[job.region].pue)
+    seconds = run_seconds(job, regions[job.region].pue, ran_s)
     start = job.submitted_at.astimezone(UTC)
     return (home, start, start + timedelta(seconds=seconds)) if seconds > 0 else None
 
 
 def _baseline(
-    job: Job, run: tuple[str, datetime, datetime], world: World, regions: dict[str, RegionConfig], means: Means
+    job: Job,
+    run: tuple[str, datetime, datetime],
+    world: World,
+    regions: dict[str, RegionConfig],
+    means: Means,
+    ran_s: float | None,
 ) -> Baseline | None:
     home, start, end = run
     view = next((one for one in world.regions if one.name == home), None)
     if view is None:
         return None
-    energy = job.flex.power_w * regions[home].pue * (end - start).total_seconds() / 3_600_000
+    if ran_s is None:
+        energy = job.flex.power_w * regions[home].pue * (end - start).total_seconds() / 3_600_000
+    else:  # as much as it drew, in the other building, without its restarts
+        share = (end - start).total_seconds() / ran_s
+        energy = (job.energy_kwh or 0.0) * share * regions[home].pue / regions[job.region or home].pue
     price = means.price(regions[home], view.price, start, end) if view.price else None
     carbon = means.over(home, Kind(view.carbon_kind), view.carbon, start, end) if view.carbon else None
     rate = view.fx if view.fx == view.fx else None  # NaN: no exchange rate is configured

@@ -13,6 +13,10 @@ from typing import Protocol
 from dispatcher.clock import Clock
 from dispatcher.config import Config
 from dispatcher.packages import PackageStore
+from dispatcher.power.energy import EnergyBook
+from dispatcher.power.fleet import Fleet
+from dispatcher.power.hub import Hub
+from dispatcher.power.site_meters import SiteMeters
 from dispatcher.signal_book import ChainStatus
 from dispatcher.store import Job, Store
 from policies.world import Alternative, World
@@ -134,6 +138,21 @@ class Services(Protocol):
         ...
 
     @property
+    def hub(self) -> Hub:
+        """The agents that are connected."""
+        ...
+
+    @property
+    def meters(self) -> SiteMeters:
+        """The sites' own meters."""
+        ...
+
+    @property
+    def energy(self) -> EnergyBook:
+        """What the GPUs drew."""
+        ...
+
+    @property
     def data_dir(self) -> Path:
         """Folder for what jobs hand in."""
         ...
@@ -151,6 +170,10 @@ class Services(Protocol):
         """What was last seen. Cheap."""
         ...
 
+    def fleet(self) -> Fleet:
+        """What every GPU draws now, as far as it is heard. Cheap."""
+        ...
+
     def explain(self, job_id: str) -> tuple[Alternative, ...]:
         """What else could have been done with a planned job. Blocks for a few seconds at most. Raises GridshiftError with why
         nothing can be said now."""
@@ -162,4 +185,8 @@ class Services(Protocol):
 
     def job_token(self, submission_id: str) -> str:
         """The token that an attempt was given."""
+        ...
+
+    def agent_token(self, region: str) -> str:
+        """The token that a region's agents are given."""
         ...

@@ -20,6 +20,8 @@ from dispatcher.api.self_service import read_result
 from dispatcher.api.services import Services
 from dispatcher.api.strict_json import parse_object
 from dispatcher.errors import BadInput, GridshiftError, NotFound
+from dispatcher.power.accounts import MODELLED
+from dispatcher.power.fleet import basis_of
 from policies.world import ENDED, Alternative, JobState, Placement, Plan
 
 #: Seconds that a savings report is shown again before it is made anew.
@@ -216,7 +218,7 @@ class V1:
                 "loops": [views.loop_json(loop) for loop in snapshot.loops],
                 "planner": snapshot.planner,
                 "alarms": [views.alarm_json(alarm) for alarm in snapshot.alarms],
-                "energy_basis": "modelled",
+                "energy_basis": basis_of(self._services.fleet()),
                 "replay": self._services.config.replay is not None,
             }
         )
@@ -232,7 +234,10 @@ class V1:
         now = services.clock.now()
         chains = [chain for chain in services.signal_chains(now) if chain.what == "price"]
         feeds = {chain.region: source.source for chain in chains for source in chain.sources if source.chosen}
-        return savings.report(jobs, services.snapshot().world, regions, services.signals, now, feeds)
+        # What a job drew tells how long it ran only where that was worked out of its run time.
+        measured = [job for job in jobs if job.energy_kwh and job.energy_basis not in (None, MODELLED)]
+        ran_s = {job.id: savings.ran_seconds(services.store.attempts(job.id)) for job in measured}
+        return savings.report(jobs, services.snapshot().world, regions, services.signals, now, feeds, ran_s)
 
 
 def _why(state: JobState, reason: str, placement: Placement | None, unplaced: str | None) -> str:

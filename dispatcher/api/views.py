@@ -6,6 +6,7 @@ from typing import Any
 
 from dispatcher.api.services import AlarmStatus, LoopStatus, RegionStatus
 from dispatcher.config import RegionConfig
+from dispatcher.power.accounts import MODELLED
 from dispatcher.signal_book import SourceStatus
 from dispatcher.store import Attempt, GridEvent, Job, JobEvent
 from policies.flexibility import deadline_warning
@@ -83,7 +84,7 @@ def job_json(job: Job) -> dict[str, Any]:
         "cancel_requested": job.cancel_requested_at is not None,
         "pauses": job.pauses,
         "energy_kwh": job.energy_kwh,
-        "energy_basis": "modelled",
+        "energy_basis": job.energy_basis or MODELLED,
         "cost": job.cost,
         "cost_currency": job.cost_currency,
         "carbon_kg": job.carbon_kg,

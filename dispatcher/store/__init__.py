@@ -31,7 +31,8 @@ class Request:
 class Job:
     """One job. ``seq`` is the number of the last event of the whole store that changed it: whoever remembers the highest
     seq it has seen can ask for what changed since. ``progress_s`` is run time that a saved checkpoint makes durable.
-    ``energy_kwh``, ``cost`` (in ``cost_currency``) and ``carbon_kg`` are None until known."""
+    ``energy_kwh``, ``cost`` (in ``cost_currency``) and ``carbon_kg`` are None until known; ``energy_basis`` says what they rest
+    on: measured, partly measured (the rest modelled), modelled, simulated."""
 
     id: str
     request: Request
@@ -62,6 +63,7 @@ class Job:
     cost: float | None = None
     cost_currency: str | None = None
     carbon_kg: float | None = None
+    energy_basis: str | None = None
     has_result: bool = False
     deleted_at: datetime | None = None
     owner: str | None = None

@@ -14,6 +14,8 @@ from policies.world import ENDED, JobState
 from signals.store import UTCDateTime
 
 _STATES = ", ".join(f"'{state}'" for state in JobState)
+#: Whose a row of energy is.
+ENERGY_LINES = ("job", "idle", "unattributed")
 _ENDED = ", ".join(f"'{state}'" for state in JobState if state in ENDED)
 # SQLite numbers and orders rows by an INTEGER key only.
 _SEQ = BigInteger().with_variant(Integer(), "sqlite")
@@ -93,6 +95,7 @@ class JobRow(SQLModel, table=True):
     cost: float | None = None
     cost_currency: str | None = None
     carbon_kg: float | None = None
+    energy_basis: str | None = None
     has_result: bool
     deleted_at: datetime | None = _time(default=None)
     owner: str | None = None
@@ -206,6 +209,115 @@ class SettingRow(SQLModel, table=True):
     value: str
 
 
+class AgentNodeRow(SQLModel, table=True):
+    """A node whose power agent was heard of; ``gpus`` is a list of {uuid, name, index} as it said last. A GPU that is gone from
+    it keeps its energy rows."""
+
+    __tablename__ = "agent_node"
+    __table_args__ = (Index("ix_agent_node_region", "region", "branch"),)
+
+    node_id: str = Field(primary_key=True)
+    region: str
+    branch: str | None = None
+    hostname: str
+    simulated: bool
+    gpus: list[dict[str, Any]] = Field(sa_type=JSON)
+    first_seen_at: datetime = _time()
+    last_seen_at: datetime = _time()
+
+
+def _line_check() -> str:
+    lines = ", ".join(f"'{line}'" for line in ENERGY_LINES)
+    return f"line IN ({lines}) AND (line = 'job') = (job_id <> '')"
+
+
+class EnergyMinuteRow(SQLModel, table=True):
+    """What one GPU drew in one minute, as far as it belongs to one job, to nobody (``idle``) or to nobody known
+    (``unattributed``). Times are whole seconds since 1970; ``job_id`` is empty where there is none, since a key has no NULL;
+    ``seconds`` is how much of the interval was measured; ``idle_wh`` is the part of ``energy_wh`` drawn by a job that sat idle
+    (NULL: not known). The key counts a row once, however often an agent sends it."""
+
+    __tablename__ = "energy_minute"
+    __table_args__ = (
+        CheckConstraint(_line_check(), name="ck_energy_minute_line"),
+        Index(
+            "ix_energy_minute_job",
+            "job_id",
+            "start_s",
+            sqlite_where=text("job_id <> ''"),
+            postgresql_where=text("job_id <> ''"),
+        ),
+        Index("ix_energy_minute_region", "region", "start_s"),
+    )
+
+    node_id: str = Field(primary_key=True)
+    uuid: str = Field(primary_key=True)
+    start_s: int = Field(primary_key=True, sa_type=BigInteger, sa_column_kwargs={"autoincrement": False})
+    job_id: str = Field(primary_key=True)
+    line: str = Field(primary_key=True)
+    end_s: int = Field(sa_type=BigInteger)
+    region: str
+    energy_wh: float
+    idle_wh: float | None = None
+    seconds: float
+    quality: str
+    split: str
+    simulated: bool
+
+
+class EnergyHourRow(SQLModel, table=True):
+    """Sums of minutes that are complete, by hour of UTC. ``quality`` is the worst of them; ``seconds`` of those who shared a
+    GPU are divided among them (``split`` is then "summed"), so that they add up to what its meter was read."""
+
+    __tablename__ = "energy_hour"
+    __table_args__ = (
+        CheckConstraint(_line_check(), name="ck_energy_hour_line"),
+        Index(
+            "ix_energy_hour_job",
+            "job_id",
+            "start_s",
+            sqlite_where=text("job_id <> ''"),
+            postgresql_where=text("job_id <> ''"),
+        ),
+        Index("ix_energy_hour_region", "region", "start_s"),
+    )
+
+    node_id: str = Field(primary_key=True)
+    uuid: str = Field(primary_key=True)
+    start_s: int = Field(primary_key=True, sa_type=BigInteger, sa_column_kwargs={"autoincrement": False})
+    job_id: str = Field(primary_key=True)
+    line: str = Field(primary_key=True)
+    end_s: int = Field(sa_type=BigInteger)
+    region: str
+    energy_wh: float
+    idle_wh: float | None = None
+    seconds: float
+    quality: str
+    split: str
+    simulated: bool
+
+
+class MeterReadingRow(SQLModel, table=True):
+    """What a site's own meter or thermometer said: a mean over ``[start, end)``, or, with ``end`` None, the reading of a
+    moment. A cumulative kWh counter is stored as read. Each interval or moment of a meter is kept once."""
+
+    __tablename__ = "meter_reading"
+    __table_args__ = (
+        CheckConstraint("unit IN ('W', 'kWh', 'degC')", name="ck_meter_reading_unit"),
+        Index("ix_meter_reading_start", "start"),
+    )
+
+    region: str = Field(primary_key=True)
+    meter: str = Field(primary_key=True)
+    start: datetime = _time(primary_key=True)
+    end: datetime | None = _time(default=None)
+    branch: str | None = None
+    unit: str
+    value: float
+    quality: str
+    received_at: datetime = _time()
+
+
 def _table(name: str) -> Table:
     return SQLModel.metadata.tables[name]
 
@@ -213,3 +325,5 @@ def _table(name: str) -> Table:
 JOB, ATTEMPT, JOB_EVENT = _table("job"), _table("attempt"), _table("job_event")
 GRID_EVENT, WEBHOOK_RECEIPT = _table("grid_event"), _table("webhook_receipt")
 API_TOKEN, SETTING = _table("api_token"), _table("setting")
+AGENT_NODE, METER_READING = _table("agent_node"), _table("meter_reading")
+ENERGY_MINUTE, ENERGY_HOUR = _table("energy_minute"), _table("energy_hour")

@@ -1,5 +1,6 @@
 """A control plane for tests of the API: real stores in memory and on disk, no clusters; tests move the jobs along."""
 
+import functools
 import hashlib
 import hmac
 import threading
@@ -20,9 +21,16 @@ from dispatcher.config import Config
 from dispatcher.errors import GridshiftError
 from dispatcher.logs import LogStore
 from dispatcher.packages import PackageStore
+from dispatcher.power.energy import EnergyBook
+from dispatcher.power.fleet import Fleet, fleet_of
+from dispatcher.power.hub import Hub
+from dispatcher.power.meter_store import MemoryMeterStore
+from dispatcher.power.site_meters import SiteMeters
 from dispatcher.signal_book import ChainStatus, SourceStatus
 from dispatcher.store import Attempt, Change, Job
+from dispatcher.store.engine import database, make_engine
 from dispatcher.store.memory import MemoryStore
+from dispatcher.store.migrate import upgrade
 from policies.world import Alternative, JobState, RegionView, World
 from signals.memory_store import MemorySignalStore
 from signals.series import SlotSeries
@@ -51,6 +59,8 @@ class FakeServices:
         self.logs = LogStore(base / "logs")
         self.signals = MemorySignalStore()
         self.data_dir = base
+        self.hub = Hub(epoch=1)
+        self.meters = SiteMeters(self.config, MemoryMeterStore())
         self.nudges = 0
         self.plan: Any = None
         self.planner = "ready"
@@ -73,6 +83,22 @@ class FakeServices:
     def job_token(self, submission_id: str) -> str:
         """As the server makes it."""
         return hmac.new(b"secret", submission_id.encode(), hashlib.sha256).hexdigest()
+
+    def agent_token(self, region: str) -> str:
+        """As the server makes it."""
+        return hmac.new(b"secret", f"agents {region}".encode(), hashlib.sha256).hexdigest()
+
+    @functools.cached_property
+    def energy(self) -> EnergyBook:
+        """A book of its own, made when it is first asked for."""
+        url = f"sqlite:///{self.data_dir}/energy.db"
+        upgrade(url)
+        return EnergyBook(make_engine(database(url)))
+
+    def fleet(self) -> Fleet:
+        """What the hub's nodes draw."""
+        names = [region.name for region in self.config.regions]
+        return fleet_of(self.hub.nodes(), (), names, {("north", "rack-1"): 5000.0}, self.clock.now())
 
     def explain(self, job_id: str) -> tuple[Alternative, ...]:
         """What a test says, or the error it wants."""

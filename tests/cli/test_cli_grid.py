@@ -43,6 +43,15 @@ REGION = {
     "price": {"unit": "EUR/MWh", "source": "energy_charts", "now": -3.25, "basis": "published"},
     "carbon": None,
 }
+NOTHING = {
+    "power_w": None,
+    "known_w": None,
+    "gpus": 0,
+    "unknown_gpus": 0,
+    "simulated": False,
+    "sentence": "unknown: no agent tells of any GPU here",
+}
+FLEET = {"at": "2026-01-01T00:00:00Z", "basis": "modelled", "draw": NOTHING, "regions": []}
 SIGNAL = {
     "region": "north",
     "kind": "price",
@@ -60,6 +69,7 @@ def grid(api: FakeApi) -> FakeApi:
     answers: dict[str, Any] = {
         "/v1/plan": PLAN,
         "/v1/regions": {"regions": [REGION]},
+        "/v1/fleet": FLEET,
         "/v1/signals": SIGNAL,
         "/v1/plan/j1": {
             "job": {"id": "j1", "state": "queued"},
@@ -84,7 +94,7 @@ def grid(api: FakeApi) -> FakeApi:
 def test_json_is_the_answer_of_the_api(grid: FakeApi, run: Run) -> None:
     assert json.loads(run("plan", "--json").stdout) == PLAN
     assert json.loads(run("plan", "show", "--json").stdout) == PLAN
-    assert json.loads(run("fleet", "--json").stdout) == {"regions": [REGION]}
+    assert json.loads(run("fleet", "--json").stdout) == {"regions": [REGION], "fleet": FLEET}
     assert json.loads(run("plan", "explain", "--json", "j1").stdout)["why"] == "It waits for cheaper power."
     assert json.loads(run("savings", "--json").stdout)["energy_basis"] == "modelled"
 

@@ -53,7 +53,8 @@ class Plane:
         self.config = base / "gridshift.toml"
         data_dir = base / "data"
         self.config.write_text(f'[server]\nport = {self.port}\ndata_dir = "{data_dir}"\n{config}', encoding="utf-8")
-        self.env = clean_env(**env)
+        # Agents are sent to clusters only by the tests that are about them.
+        self.env = clean_env(**{"GRIDSHIFT_AGENTS__DEPLOY": "off", **env})
         self.log = base / "serve.log"
         self.process: subprocess.Popen[bytes] | None = None
 

@@ -43,6 +43,7 @@ def test_a_job_comes_back_as_it_was_given(store: Store) -> None:
         not_before_at=at(8),
         cost=0.0,
         cost_currency="EUR",
+        energy_basis="partly measured",
     )
     stored = store.add_job(given, "submitted").result(10)
     assert stored == replace(given, seq=1)

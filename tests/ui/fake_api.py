@@ -8,6 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from tests.power.fleet_samples import an_hour, busy_fleet
+
 NOW = datetime(2026, 3, 3, 3, 12, 5, tzinfo=UTC)
 SLOT = timedelta(minutes=15)
 START = datetime(2026, 3, 3, 3, 0, tzinfo=UTC)
@@ -66,6 +68,7 @@ def job(n: int, state: str, reason: str, **more: Any) -> Json:
         "cancel_requested": False,
         "pauses": 0,
         "energy_kwh": None,
+        "energy_basis": "modelled",
         "cost": None,
         "cost_currency": None,
         "carbon_kg": None,
@@ -127,6 +130,7 @@ class FakeControlPlane:
         self.replay, self.speed = False, 1.0
         self.regions_known, self.planned, self.alarmed = True, True, True
         self.refuse: dict[str, tuple[int, Json]] = {}
+        self.fleet, self.energy = busy_fleet(NOW), an_hour(NOW)
         self.token: str | None = None
         self._port = 0
         self._server: ThreadingHTTPServer | None = None
@@ -210,6 +214,10 @@ class FakeControlPlane:
         match path.strip("/").split("/")[1:]:
             case ["status"]:
                 return 200, self.status()
+            case ["fleet"]:
+                return 200, self.fleet
+            case ["energy"]:
+                return 200, self.energy
             case ["regions"]:
                 return 200, {"regions": self.regions() if self.regions_known else []}
             case ["events"]:

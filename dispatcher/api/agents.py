@@ -1,0 +1,137 @@
+"""The agents' side of the API: one websocket a node, on which frames go both ways (see dispatcher.agent.messages).
+
+It knows who may speak for which region and how to send from any thread; what a frame means is the hub's business.
+"""
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import threading
+from collections import deque
+
+from starlette.routing import BaseRoute, WebSocketRoute
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from dispatcher.api.answers import Refused, error_response, in_thread
+from dispatcher.api.auth import hash_token, host_of, is_loopback, presented, refuse
+from dispatcher.api.services import Services
+from dispatcher.errors import GridshiftError
+
+log = logging.getLogger(__name__)
+
+PATH = "/v1/agents/channel"
+#: Frames that may wait for an agent that does not read; with more it is cut off, and connects again.
+MOST_WAITING = 1000
+
+
+class AgentSocket:
+    """One agent's connection as the hub sees it (dispatcher.power.hub.Session)."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._waiting: deque[str] = deque()
+        self._lock = threading.Lock()
+        self._woken = False
+        self._wake = asyncio.Event()
+        self.closed_why: str | None = None
+
+    def send(self, text: str) -> None:
+        """Queue a frame; many queued at once cost the event loop one wake-up."""
+        with self._lock:
+            self._waiting.append(text)
+            if len(self._waiting) > MOST_WAITING and self.closed_why is None:
+                self.closed_why = "frames are not read"
+        self._call()
+
+    def close(self, why: str) -> None:
+        """End the connection after what is queued."""
+        with self._lock:
+            if self.closed_why is None:
+                self.closed_why = why
+        self._call()
+
+    def _call(self) -> None:
+        with self._lock:
+            wake, self._woken = not self._woken, True
+        if wake:
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and with it the connection
+                self._loop.call_soon_threadsafe(self._wake.set)
+
+    async def write(self, socket: WebSocket) -> None:
+        """Send what is queued until the connection is closed; runs on the event loop."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            with self._lock:
+                frames, self._waiting, self._woken = self._waiting, deque(), False
+            for text in frames:
+                await socket.send_text(text)
+            if self.closed_why is not None and not self._waiting:
+                await socket.close(1000, self.closed_why[:100])
+                return
+
+
+class AgentsApi:
+    """The endpoint of agents."""
+
+    def __init__(self, services: Services) -> None:
+        self._services, self._hub = services, services.hub
+
+    def routes(self) -> list[BaseRoute]:
+        """Where it listens."""
+        return [WebSocketRoute(PATH, self.channel)]
+
+    async def channel(self, socket: WebSocket) -> None:
+        """Take an agent's frames and send it orders until either side goes."""
+        region = socket.query_params.get("region", "")
+        try:
+            await self._check(socket, region)
+        except GridshiftError as error:
+            await refuse(socket.scope, socket.receive, socket.send, error_response(PATH, error))
+            return
+        await socket.accept()
+        session = AgentSocket(asyncio.get_running_loop())
+        tasks = [asyncio.create_task(task) for task in (self._read(socket, session, region), session.write(socket))]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        except (WebSocketDisconnect, RuntimeError) as error:  # starlette says RuntimeError for sending after the end
+            log.debug("an agent of %s went: %s", region, error)
+        finally:
+            self._hub.gone(session)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read(self, socket: WebSocket, session: AgentSocket, region: str) -> None:
+        while True:
+            message = await socket.receive()
+            if message["type"] == "websocket.disconnect":
+                return
+            text = message.get("text")
+            reply = self._hub.receive(session, region, text if text is not None else message.get("bytes") or b"")
+            if reply is not None:
+                session.send(reply)
+
+    async def _check(self, socket: WebSocket, region: str) -> None:
+        """Raises Refused unless the caller may speak for the agents of ``region``."""
+        tokens, config = presented(socket.headers), self._services.config
+        if region not in {one.name for one in config.regions}:
+            known = ", ".join(one.name for one in config.regions) or "none is configured"
+            raise Refused(404, f"region {region[:100]!r} is not known here; known: {known}")
+        if any(hmac.compare_digest(token.encode(), self._services.agent_token(region).encode()) for token in tokens):
+            return
+        known_tokens = {token.sha256 for token in await in_thread(self._services.store.tokens)}
+        if any(hash_token(token) in known_tokens for token in tokens):
+            return
+        is_here = config.server.is_loopback and is_loopback(host_of(socket.headers.get("host", "")))
+        if not tokens and not known_tokens and is_here and "origin" not in socket.headers:
+            return  # as for everything else here: without API tokens, this machine may
+        what = "this token is not one of the region's agents" if tokens else "a token is needed"
+        raise Refused(
+            401,
+            f"{what}; give 'gridshift agent' an API token ('gridshift tokens create NAME') with --token-file or --token-env",
+            {"WWW-Authenticate": "Bearer"},
+        )

@@ -1,0 +1,312 @@
+"""Which power leases should stand on a region's GPUs at this moment, from one picture of it. Pure: it sends nothing.
+
+Limits of the site, of its branches and of events become caps by policies.power_allocation; a plan's caps are taken as they are.
+A GPU that must not or cannot be capped counts with what it draws, one whose draw is unknown with the most it may draw.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+import numpy as np
+
+from dispatcher.power.hub import GpuLive, NodeLive
+from policies.cap_model import GRID, LEAST_CAP, CapCurve, Learned
+from policies.power_allocation import TIER_LOSS, Allocation, Tree, Units, allocate
+from policies.sentences import hhmm, kw
+from policies.turns import leaving, pausable_now
+from policies.world import PLACED, Flexibility, JobView, RegionView
+
+#: What limits are kept below by, as a share: meters and drivers are not exact.
+MARGIN = 0.01
+#: Lease ids of ours begin with one of these words; what else is on a node is somebody else's.
+OURS = ("plan ", "site ", "event ")
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A lease that should stand; ``ends_at`` None is open (an economic lease is renewed for as long as it is wished for)."""
+
+    node_id: str
+    uuid: str
+    lease_id: str
+    kind: str
+    limit_w: float
+    ends_at: datetime | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A limit on a region's draw, W at the meter (inf: none of the site, only its branches'), and whose it is."""
+
+    key: str
+    kind: str
+    limit_w: float
+    ends_at: datetime | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Something an operator must know."""
+
+    key: str
+    region: str
+    sentence: str
+
+
+@dataclass(slots=True)
+class Group:
+    """GPUs below one branch that run the same jobs and so get one cap. ``full_w`` is what one draws uncapped, on average."""
+
+    jobs: tuple[str, ...]
+    leaf: int
+    gpus: list[GpuLive] = field(default_factory=list)
+    full_w: float = 0.0
+    may_cap: bool = True
+    why_not: str = ""
+
+
+@dataclass(slots=True)
+class Draw:
+    """What a GPU draws uncapped, W, while it runs ``jobs``, as far as it is known; since when (s of the caller's clock)."""
+
+    jobs: tuple[str, ...]
+    since_mono: float
+    full_w: float
+
+
+def lease_id(key: str, uuid: str) -> str:
+    """A lease's name: the same for the same limit and GPU, and short enough for an agent."""
+    if len(key) > 120:
+        key = f"{key[:80]} {hashlib.sha256(key.encode()).hexdigest()[:24]}"
+    return f"{key} {uuid}"
+
+
+def on_limits(
+    view: RegionView,
+    nodes: Sequence[NodeLive],
+    jobs: Mapping[str, JobView],
+    limits: Iterable[Limit],
+    branches: Mapping[str, float],
+    draws: Mapping[str, Draw],
+    learned: Learned,
+) -> tuple[list[Wish], list[Trouble]]:
+    """Leases that keep each of ``limits`` and the limits of ``branches`` (W at the meter), and what they cannot do. ``draws``
+    is what each GPU draws uncapped, by uuid; one that is missing there is idle or unknown."""
+    limits = [one for one in limits if math.isfinite(one.limit_w) or any(branches.values())]
+    if not limits:
+        return [], []
+    names = list(dict.fromkeys([*branches, *(node.branch for node in nodes if node.branch is not None)]))
+    leaf_of = {name: at + 1 for at, name in enumerate(names)}
+    groups, fixed_w, unknown = _groups(view, nodes, jobs, leaf_of, draws)
+    units = _units(groups, jobs, learned)
+    wishes: list[Wish] = []
+    troubles: list[Trouble] = []
+    if unknown:
+        sentence = (
+            f"{unknown} GPUs in {view.name} tell neither what they draw nor what they may: limits there are kept without them"
+        )
+        troubles.append(Trouble(f"draw unknown {view.name}", view.name, sentence))
+    for limit in limits:
+        caps = [limit.limit_w, *(branches.get(name) or math.inf for name in names)]
+        tree = Tree(
+            (view.name, *names),
+            np.array([-1] + [0] * len(names), dtype=np.int64),
+            np.array(caps) * (1.0 - MARGIN),
+            np.array(fixed_w),
+            view.pue,
+        )
+        found = allocate(units, tree)
+        wishes += _leases(found, groups, limit)
+        troubles += _told(found, groups, limit, view)
+    return wishes, troubles
+
+
+def _groups(
+    view: RegionView,
+    nodes: Sequence[NodeLive],
+    jobs: Mapping[str, JobView],
+    leaf_of: Mapping[str, int],
+    draws: Mapping[str, Draw],
+) -> tuple[list[Group], list[float], int]:
+    """GPUs by what they run, W at the meter that no cap changes, of the site and of each branch, and how many GPUs tell
+    neither what they draw nor what they may."""
+    fixed_w = [view.bypass_w, *[0.0] * len(leaf_of)]
+    groups: dict[tuple[tuple[str, ...], int, str, str], Group] = {}
+    seen: dict[str, int] = {}
+    unknown = 0
+    kept = {job.id for job in jobs.values() if job.flex.flexible and job.flex.tier != "flex-0"}
+    for node in nodes:
+        leaf = leaf_of.get(node.branch, 0) if node.branch is not None else 0
+        unable = _unable(node)
+        for gpu in node.gpus:
+            draw = draws.get(gpu.uuid)
+            here = draw.jobs if draw is not None else gpu.jobs
+            for job in here:
+                seen[job] = seen.get(job, 0) + 1
+            if draw is None or not gpu.jobs:
+                drawn_w = _known_draw(gpu, node, draw)
+                fixed_w[leaf] += (drawn_w or 0.0) * view.pue
+                unknown += drawn_w is None
+                continue
+            why_not = unable
+            if not kept.issuperset(gpu.jobs):
+                why_not = "its work is never capped, or not known here"
+            elif gpu.default_w is None or gpu.min_w is None:
+                why_not = "it does not tell which limits it allows"
+            key = (gpu.jobs, leaf, why_not, gpu.name)
+            group = groups.get(key)
+            if group is None:
+                group = groups[key] = Group(gpu.jobs, leaf, may_cap=not why_not, why_not=why_not)
+            group.gpus.append(gpu)
+            group.full_w += draw.full_w
+    for one in jobs.values():
+        if one.region == view.name and one.state in PLACED:
+            # Work that no agent has seen (yet): what its owner says it draws.
+            unseen = 1.0 if one.flex.gpus <= 0 else max(0.0, 1.0 - seen.get(one.id, 0) / one.flex.gpus)
+            fixed_w[0] += unseen * one.flex.power_w * view.pue
+    for group in groups.values():
+        group.full_w /= len(group.gpus)
+    return list(groups.values()), fixed_w, unknown
+
+
+def _known_draw(gpu: GpuLive, node: NodeLive, draw: Draw | None) -> float | None:
+    """What a GPU draws that no cap of ours changes. While that is unknown, the most it may draw; None when that is unknown
+    too."""
+    if node.connected and gpu.power_w is not None:
+        return gpu.power_w
+    leased = [lease.limit_w for lease in node.leases if lease.uuid == gpu.uuid and lease.kind == "event"]
+    most_w = draw.full_w if draw is not None else gpu.default_w if gpu.default_w is not None else gpu.max_w
+    return min([most_w, *leased]) if most_w is not None else None
+
+
+def _unable(node: NodeLive) -> str:
+    """Why no GPU of a node can be capped; empty when they can be."""
+    if not node.connected:
+        return "its agent is silent"
+    if not node.can_cap:
+        return f"the agent there cannot cap: {node.why_not or 'it does not say why'}"
+    return ""
+
+
+def _units(groups: Sequence[Group], jobs: Mapping[str, JobView], learned: Learned) -> Units:
+    """The groups as the allocation takes them."""
+    numbers: dict[tuple[str, ...], int] = {}
+    alone = (jobs.get(group.jobs[0]) for group in groups if len(group.jobs) == 1)
+    able = {job.id: job for job in alone if job is not None and pausable_now(job) and not leaving(job)}
+    order = sorted(able, key=lambda job_id: _pause_order(able[job_id]))
+    rank = {job_id: float(at) for at, job_id in enumerate(order)}
+    full, low = np.array([group.full_w for group in groups]), np.empty(len(groups))
+    kinds: dict[tuple[object, ...], tuple[int, float, float]] = {}  # many groups are alike: number of curve, its draw, least W
+    curves: list[CapCurve] = []
+    which, draws = [], []
+    for at, group in enumerate(groups):
+        gpu, views = group.gpus[0], [jobs[one].flex for one in group.jobs if one in jobs]
+        default_w = gpu.default_w or group.full_w or 1.0
+        name = views[0].group if len(views) == 1 else None
+        share = round(group.full_w / default_w, 2)
+        kind = (name, gpu.name, share, default_w, gpu.min_w, *[(flex.tier, flex.min_cap) for flex in views])
+        found = kinds.get(kind)
+        if found is None:
+            curve = learned.curve(name, gpu.name, share)
+            found = kinds[kind] = len(curves), curve.draw, least_w(gpu, default_w, views, curve)
+            curves.append(curve)
+        which.append(found[0])
+        draws.append(found[1])
+        low[at] = min(group.full_w, found[2]) if group.may_cap else group.full_w
+    scale = full / np.array(draws)  # a curve's draw is rounded
+    points = (-1, len(GRID) + 1)
+    watts = np.array([curve.caps for curve in curves]).reshape(points)[which] * scale[:, None]
+    speed = np.array([curve.speeds for curve in curves]).reshape(points)[which]
+    return Units(
+        leaf=np.array([group.leaf for group in groups], dtype=np.int64),
+        gpus=np.array([float(len(group.gpus)) for group in groups]),
+        watts=watts,
+        speed=speed,
+        full_w=full,
+        low_w=low,
+        weight=np.ones(len(groups)),
+        job=np.array([numbers.setdefault(group.jobs, len(numbers)) for group in groups], dtype=np.int64),
+        pause_rank=np.array([rank.get(group.jobs[0], np.nan) if len(group.jobs) == 1 else np.nan for group in groups]),
+    )
+
+
+def least_w(gpu: GpuLive, default_w: float, jobs: Sequence[Flexibility], curve: CapCurve) -> float:
+    """The lowest cap that all of these jobs on a GPU accept, W: their tiers, their own least caps, half of the default limit,
+    and what the GPU allows."""
+    loss = min((TIER_LOSS.get(flex.tier, 0.0) for flex in jobs), default=0.0)
+    share = max([curve.least_cap(loss), LEAST_CAP, *[flex.min_cap or 0.0 for flex in jobs]])
+    return float(math.ceil(max(share * default_w, gpu.min_w or 0.0)))
+
+
+def _pause_order(job: JobView) -> tuple[int, int, float, str]:
+    overhead = (job.flex.checkpoint_s + job.flex.restart_s) * job.flex.power_w
+    return (job.flex.priority, -int(job.flex.tier[-1]), overhead, job.id)
+
+
+def _leases(found: Allocation, groups: Sequence[Group], limit: Limit) -> list[Wish]:
+    """The allocation as leases: whole W, rounded down, never below what a group accepts."""
+    wishes = []
+    capped, draw_w, speed = found.capped.tolist(), found.draw_w.tolist(), found.speed.tolist()
+    for at, group in enumerate(groups):
+        if not capped[at] or not group.may_cap:
+            continue
+        limit_w = float(math.floor(draw_w[at] + 1e-3))
+        share = limit_w / group.gpus[0].default_w if group.gpus[0].default_w else 1.0
+        reason = f"{limit.reason}: {limit_w:.0f} W ({share:.0%} of the default), about {speed[at]:.0%} of its speed"
+        wishes += [
+            Wish(gpu.node_id, gpu.uuid, lease_id(limit.key, gpu.uuid), limit.kind, limit_w, limit.ends_at, reason)
+            for gpu in group.gpus
+        ]
+    return wishes
+
+
+def _told(found: Allocation, groups: Sequence[Group], limit: Limit, view: RegionView) -> list[Trouble]:
+    """What caps alone cannot reach, and who would have to pause."""
+    by_number = list(dict.fromkeys(group.jobs for group in groups))
+    unable: dict[str, int] = {}
+    for group in groups:
+        if group.why_not.startswith("the agent there"):
+            unable[group.why_not] = unable.get(group.why_not, 0) + len(group.gpus)
+    more = "".join(f"; {count} GPUs are not capped: {why}" for why, count in unable.items())
+    troubles = []
+    for short in found.shortfalls:
+        ids = [job_id for number in short.pause for job_id in by_number[number]]
+        named = ", ".join(ids[:5]) + (f" and {len(ids) - 5} more" if len(ids) > 5 else "")
+        where = view.name if short.name == view.name else f"branch {short.name} of {view.name}"
+        does = f"pausing {named} would meet it" if ids else "nothing there can pause"
+        if short.missing_w > 0:
+            does = f"even with {named} paused {kw(short.missing_w)} would be missing" if ids else does
+        until = f" until {hhmm(limit.ends_at)}" if limit.ends_at is not None else ""
+        troubles.append(
+            Trouble(
+                f"caps {limit.key} {short.name}",
+                view.name,
+                f"{where} is {kw(short.short_w)} above its limit ({limit.reason}{until}) with every GPU at its lowest cap: "
+                f"{does}{more}",
+            )
+        )
+    return troubles
+
+
+def on_plan(nodes: Sequence[NodeLive], jobs: Mapping[str, JobView], caps: Mapping[str, float]) -> list[Wish]:
+    """Leases for the caps that the plan runs jobs under (share of the default limit, by job id)."""
+    if not caps:
+        return []
+    wishes = []
+    for node in nodes:
+        for gpu in node.gpus:
+            planned = [caps[job_id] for job_id in gpu.jobs if job_id in caps]
+            able = all(job in jobs and jobs[job].flex.flexible and jobs[job].flex.tier != "flex-0" for job in gpu.jobs)
+            if not planned or len(planned) < len(gpu.jobs) or not able or _unable(node) or gpu.default_w is None:
+                continue
+            cap = max(LEAST_CAP, *planned, *(jobs[job_id].flex.min_cap or 0.0 for job_id in gpu.jobs))
+            limit_w = float(math.ceil(max(cap * gpu.default_w, gpu.min_w or 0.0)))
+            name = lease_id(f"plan {' '.join(gpu.jobs)}", gpu.uuid)
+            reason = f"planned at {cap:.0%} of the default limit, where power is used best"
+            wishes.append(Wish(gpu.node_id, gpu.uuid, name, "economic", limit_w, None, reason))
+    return wishes

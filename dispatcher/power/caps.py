@@ -1,0 +1,379 @@
+"""The power loop: each second, which leases should stand on the GPUs, and orders for what differs from what stands.
+
+Economic leases last a minute and are renewed three times as often; event leases carry the event's end, so that silence of ours
+neither lifts nor prolongs them. What should stand is decided in cap_wishes; how a GPU is capped is its agent's matter.
+"""
+
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from dispatcher.config import Config
+from dispatcher.power.cap_wishes import OURS, Draw, Limit, Trouble, Wish, on_limits, on_plan
+from dispatcher.power.hub import CapOrder, CapResult, GpuLive, Hub, NodeLive, Release
+from policies.cap_model import PLANNED_CAPS, Learned, Observation, common_points, usual_draw
+from policies.world import PLACED, CapPoint, JobState, JobView, RegionView, World
+
+log = logging.getLogger(__name__)
+
+#: Life of an economic lease and time between its renewals, wall s.
+ECONOMIC_S, RENEW_S = 60.0, 20.0
+#: An order that did not succeed, or is not enforced, is sent again after this, and told of; wall s.
+RETRY_S = 5.0
+#: How long before a limit begins its caps are sent: a GPU takes a second or two to get there. Wall s.
+LEAD_S = 5.0
+#: A cap is raised, or lowered, only by at least these shares of the default limit: draws are noisy, and every order costs. What
+#: is not lowered is less than what limits are kept below by.
+RAISE, LOWER = 0.02, 0.005
+#: A job that has run for less, wall s, may not draw yet what it will.
+SETTLING_S = 60.0
+#: How fast a remembered uncapped draw follows a lower one, each second.
+FALL = 0.02
+#: A GPU that draws less than this share of its limit is not held by it.
+BINDS = 0.8
+#: Wall s between two observations of one job.
+OBSERVE_S = 60.0
+
+
+@dataclass(slots=True)
+class _Sent:
+    """An order as it was last sent: for how long it counts (wall s of our own clock), and what its agent said."""
+
+    wish: Wish
+    at_mono: float
+    since_mono: float
+    ok: bool | None = None
+    error: str = ""
+
+
+class CapLoop:
+    """See the module. ``power`` is one loop's; everything else is thread-safe."""
+
+    def __init__(self, config: Config, hub: Hub, *, speed: float = 1.0, mono: Callable[[], float] = time.monotonic) -> None:
+        """``speed`` is how many seconds of the control plane's clock pass in one of the wall's: leases count the latter."""
+        self._hub, self._speed, self._mono = hub, speed, mono
+        self._branches = {
+            region.name: {one.name: one.power_limit_w for one in region.branches if one.power_limit_w > 0}
+            for region in config.regions
+        }
+        self.learned = Learned()
+        self._lock = threading.Lock()
+        self._planned: dict[str, tuple[float, datetime]] = {}
+        self._ran_under: dict[str, tuple[float, float]] = {}
+        self._draws: dict[str, Draw] = {}
+        self._observed: dict[str, float] = {}
+        self._sent: dict[tuple[str, str], _Sent] = {}
+        self._released: dict[tuple[str, str], float] = {}
+        self._points: Mapping[str, tuple[CapPoint, ...]] = {}
+        self._troubles: tuple[Trouble, ...] = ()
+        self._type_of: dict[str, str] = {}
+        self._answers: deque[CapResult] = deque()
+
+    # --- what others ask ----------------------------------------------------------------------------------------------
+
+    def points(self, region: str) -> tuple[CapPoint, ...]:
+        """The caps that can be set on all GPUs of a region, as a plan may use them; none while an agent there cannot."""
+        return self._points.get(region, ())
+
+    def launched(self, job_id: str, cap: float, now: datetime) -> None:
+        """A job is launched to run under this cap (1: none)."""
+        if cap < 1.0:
+            self._planned[job_id] = (cap, now)
+        else:
+            self._planned.pop(job_id, None)
+
+    def cap_of(self, job_id: str) -> float:
+        """The cap that a placed job runs under by the plan; 1 without one."""
+        return self._planned.get(job_id, (1.0, None))[0]
+
+    def uncapped_s(self, job_id: str, group: str, run_s: float, usual_s: float | None) -> float:
+        """How long a job that has just ended would have run without a cap. What that says of its group is learned, where it ran
+        under one cap throughout and ``usual_s`` (the run time of the group's others) is known."""
+        low, high = self._ran_under.pop(job_id, (1.0, 1.0))
+        self._observed.pop(job_id, None)
+        if high >= 1.0:
+            return run_s
+        gpu_type = self._type_of.get(job_id)
+        if usual_s is not None and low == high and run_s > 0 and 0.3 < usual_s / run_s < 1.2:
+            seen = Observation(low, low, min(1.0, usual_s / run_s), noise=0.1)
+            with self._lock:
+                self.learned.observe(group, gpu_type, seen)
+        with self._lock:
+            return run_s * self.learned.curve(group, gpu_type).at((low + high) / 2)[0]
+
+    def alarms(self, _: datetime) -> list[tuple[str, str | None, str]]:
+        """(key, region, sentence) of limits that caps cannot keep, and of caps that are not enforced."""
+        return [(one.key, one.region, one.sentence) for one in self._troubles]
+
+    # --- the loop -----------------------------------------------------------------------------------------------------
+
+    def power(self, world: World, now: datetime) -> None:
+        """One round: look, decide, send what differs."""
+        nodes: dict[str, list[NodeLive]] = {}
+        for node in self._hub.nodes():
+            nodes.setdefault(node.region, []).append(node)
+        jobs = {job.id: job for job in world.jobs}
+        with self._lock:
+            self._take_answers()
+            draws = self._look(nodes, jobs)
+            planned = self._plan_caps(world, nodes)
+            self._points = self._offered(nodes)
+            wishes: list[Wish] = []
+            troubles: list[Trouble] = []
+            for view in world.regions:
+                here = nodes.get(view.name)
+                if not here:
+                    continue  # without agents nothing can be capped; holding and pausing are the control loop's
+                limits, branches = self._limits(view, world, now), self._branches.get(view.name, {})
+                try:
+                    made, told = on_limits(view, here, jobs, limits, branches, draws, self.learned)
+                    wishes += [*made, *on_plan(here, jobs, planned)]
+                    troubles += told
+                except Exception as error:
+                    # One region must not cost the others their caps; there, what stands goes on until its own end.
+                    log.exception("the caps of %s cannot be worked out", view.name)
+                    sentence = f"the caps of {view.name} cannot be worked out ({error}); those that stand go on until they end"
+                    troubles.append(Trouble(f"caps of {view.name}", view.name, sentence))
+                    del nodes[view.name]
+            orders, releases = self._differences(wishes, nodes, now)
+        if orders or releases:
+            self._hub.order_caps(orders, releases).add_done_callback(self._answered)
+        self._troubles = (*troubles, *self._not_enforced(nodes))
+
+    def _limits(self, view: RegionView, world: World, now: datetime) -> list[Limit]:
+        """The limits in force on a region, and those about to be. Events count together with what stands anyway."""
+        standing_w = view.power_limit_w if view.power_limit_w is not None else math.inf
+        limits = []
+        if math.isfinite(standing_w) or self._branches.get(view.name):
+            limits.append(Limit("site limit", "economic", standing_w, None, "site limit"))
+        soon = now + timedelta(seconds=LEAD_S * self._speed)
+        for budget in world.budgets:
+            if budget.region == view.name and budget.start <= soon and (budget.end is None or now < budget.end):
+                key, reason = f"event {budget.event_id}", budget.reason or f"event {budget.event_id}"
+                limits.append(Limit(key, "event", min(budget.limit_w, standing_w), budget.end, reason))
+        return limits
+
+    def _look(self, nodes: Mapping[str, list[NodeLive]], jobs: Mapping[str, JobView]) -> dict[str, Draw]:
+        """What each GPU with jobs on it draws uncapped, by uuid; of a silent node, as last known."""
+        mono, found, shares = self._mono(), dict[str, Draw](), set[tuple[str, float]]()
+        for node in (node for some in nodes.values() for node in some):
+            for gpu in node.gpus:
+                known = self._draws.get(gpu.uuid)
+                if not node.connected:
+                    if known is not None:
+                        found[gpu.uuid] = known
+                    continue
+                if not gpu.jobs:
+                    self._draws.pop(gpu.uuid, None)
+                    continue
+                if known is None or known.jobs != gpu.jobs:
+                    known = self._draws[gpu.uuid] = Draw(gpu.jobs, mono, self._expected_w(gpu, jobs))
+                power_w, limit_w = gpu.power_w, gpu.enforced_w if gpu.enforced_w is not None else gpu.limit_w
+                if power_w is not None:
+                    held = limit_w is not None and power_w >= BINDS * limit_w and limit_w < 0.99 * (gpu.default_w or limit_w)
+                    if power_w > known.full_w:
+                        known.full_w = power_w
+                    elif not held and mono - known.since_mono > SETTLING_S:
+                        known.full_w += FALL * (power_w - known.full_w)
+                    if not held and gpu.default_w and mono - known.since_mono > SETTLING_S:
+                        self._observe(gpu, jobs, power_w / gpu.default_w, mono)
+                found[gpu.uuid] = known
+                if gpu.default_w:
+                    shares.add((gpu.name, round(known.full_w / gpu.default_w, 2)))
+                for job_id in gpu.jobs:
+                    self._type_of[job_id] = gpu.name
+        for name, share in sorted(shares):
+            self.learned.curve(None, name, share)  # worked out before an event is in a hurry for it
+        return found
+
+    def _expected_w(self, gpu: GpuLive, jobs: Mapping[str, JobView]) -> float:
+        """What a GPU will draw under jobs that have just come: what their group has shown, else what their owners say."""
+        views = [jobs[job_id] for job_id in gpu.jobs if job_id in jobs]
+        default_w = gpu.default_w or gpu.max_w or 0.0
+        if not views or not default_w:
+            return gpu.power_w if gpu.power_w is not None else default_w
+        view = views[0]
+        stated = view.flex.power_w / view.flex.gpus / default_w if view.flex.gpus > 0 and len(views) == 1 else None
+        return min(default_w, self.learned.draw(view.flex.group, gpu.name, stated)[0] * default_w)
+
+    def _observe(self, gpu: GpuLive, jobs: Mapping[str, JobView], draw: float, mono: float) -> None:
+        """Once a minute, what a job alone on a GPU draws where no cap holds it."""
+        job = jobs.get(gpu.jobs[0]) if len(gpu.jobs) == 1 else None
+        if job is None or job.flex.group is None or gpu.idle_state not in (None, "active"):
+            return
+        if mono - self._observed.get(job.id, -math.inf) >= OBSERVE_S:
+            self._observed[job.id] = mono
+            self.learned.observe(job.flex.group, gpu.name, Observation(1.0, min(draw, 2.0)))
+
+    def _plan_caps(self, world: World, nodes: Mapping[str, list[NodeLive]]) -> dict[str, float]:
+        """Caps of the plan on placed jobs: as launched, or as the plan that stands has them now."""
+        standing = {
+            lease.lease_id.split(" ")[1]: lease.limit_w / gpu.default_w
+            for some in nodes.values()
+            for node in some
+            for lease in node.leases
+            if lease.lease_id.startswith("plan ")
+            for gpu in node.gpus
+            if gpu.uuid == lease.uuid and gpu.default_w
+        }
+        placements = world.plan.placements if world.plan is not None else {}
+        caps: dict[str, float] = {}
+        there = set()
+        for job in world.jobs:
+            if job.state not in PLACED:
+                continue
+            there.add(job.id)
+            if job.id not in self._planned and job.id in standing and job.id not in self._ran_under:
+                # An earlier control plane set this; what it meant is on the node.
+                near = min(PLANNED_CAPS, key=lambda cap: abs(cap - standing[job.id]))
+                self._planned[job.id] = (near, world.now)
+            placement = placements.get(job.id)
+            if (
+                placement is not None
+                and placement.region == job.region
+                and job.run_started_at is not None
+                and world.plan is not None
+                and world.plan.made_at >= job.run_started_at
+                and any(start <= world.now < end for start, end in placement.intervals)
+            ):
+                if placement.cap < 1.0:
+                    self._planned[job.id] = (placement.cap, world.now)
+                else:
+                    self._planned.pop(job.id, None)
+            cap = self._planned.get(job.id, (1.0, None))[0]
+            if job.state is JobState.RUNNING:
+                low, high = self._ran_under.get(job.id, (cap, cap))
+                self._ran_under[job.id] = (min(low, cap), max(high, cap))
+            if cap < 1.0:
+                caps[job.id] = cap
+        known_jobs = {job.id for job in world.jobs}
+        for table in (self._ran_under, self._observed):
+            for job_id in [one for one in list(table) if one not in known_jobs]:
+                table.pop(job_id, None)
+        for job_id, (_, at) in list(self._planned.items()):
+            if job_id not in there and at < world.now:
+                self._planned.pop(job_id, None)
+        return caps
+
+    def _offered(self, nodes: Mapping[str, list[NodeLive]]) -> dict[str, tuple[CapPoint, ...]]:
+        """Caps for the plan: the same points for all regions that can be capped, since a plan compares them."""
+        able: dict[str, dict[str, float]] = {}
+        for region, some in nodes.items():
+            live = [node for node in some if node.connected and node.gpus]
+            if not live or not all(node.can_cap for node in live):
+                continue
+            types: dict[str, float] = {}
+            for gpu in (gpu for node in live for gpu in node.gpus):
+                if gpu.default_w and gpu.min_w is not None:
+                    types[gpu.name] = max(types.get(gpu.name, 0.0), gpu.min_w / gpu.default_w)
+            if types:
+                able[region] = types
+        curves = {
+            name: self.learned.curve(None, name, usual_draw(name)) for name in sorted({n for one in able.values() for n in one})
+        }
+        least = max((share for one in able.values() for share in one.values()), default=0.0)
+        points = common_points(curves.values(), [cap for cap in PLANNED_CAPS if cap >= least]) if curves else ()
+        return dict.fromkeys(able, points)
+
+    # --- orders -------------------------------------------------------------------------------------------------------
+
+    def _differences(
+        self, wishes: Iterable[Wish], nodes: Mapping[str, list[NodeLive]], now: datetime
+    ) -> tuple[list[CapOrder], list[Release]]:
+        """Orders for leases that do not stand as wished, releases of ours that nobody wishes for."""
+        mono = self._mono()
+        live = {node.node_id: node for some in nodes.values() for node in some if node.connected}
+        wanted = {(wish.node_id, wish.lease_id): wish for wish in wishes if wish.node_id in live}
+        standing = {node_id: {lease.lease_id: lease for lease in node.leases} for node_id, node in live.items()}
+        default_w = {gpu.uuid: gpu.default_w or 0.0 for node in live.values() for gpu in node.gpus}
+        orders = []
+        for key, wish in wanted.items():
+            sent = self._sent.get(key)
+            if sent is not None and not self._is_due(wish, sent, wish.lease_id in standing[wish.node_id], default_w, mono):
+                continue
+            ttl_s = ECONOMIC_S if wish.kind == "economic" else None
+            if wish.kind == "event" and wish.ends_at is not None:
+                ttl_s = (wish.ends_at - now).total_seconds() / self._speed
+                if ttl_s <= 0:
+                    continue
+            if sent is not None and (sent.ok is not True or abs(sent.wish.limit_w - wish.limit_w) < 0.5):
+                self._sent[key] = _Sent(wish, mono, sent.since_mono, error=sent.error)  # it is late since the first order
+            else:
+                self._sent[key] = _Sent(wish, mono, mono)
+            orders.append(CapOrder(wish.lease_id, wish.kind, wish.node_id, wish.uuid, wish.limit_w, ttl_s, wish.reason))
+        releases = []
+        for node_id, leases in standing.items():
+            for name in leases:
+                key = (node_id, name)
+                if name.startswith(OURS) and key not in wanted and mono - self._released.get(key, -math.inf) >= RETRY_S:
+                    releases.append(key)
+        for key in [key for key in self._sent if key not in wanted]:
+            if key[0] in live:
+                if key not in releases and mono - self._released.get(key, -math.inf) >= RETRY_S:
+                    releases.append(key)
+                del self._sent[key]
+        for key in releases:
+            self._released[key] = mono
+        for key in [key for key, at in self._released.items() if mono - at > 2 * RETRY_S]:
+            del self._released[key]
+        return orders, [Release(*key) for key in releases]
+
+    def _is_due(self, wish: Wish, sent: _Sent, stands: bool, default_w: Mapping[str, float], mono: float) -> bool:
+        """Whether a lease must be sent (again)."""
+        age_s = mono - sent.at_mono
+        default, more_w = default_w.get(wish.uuid, 0.0), wish.limit_w - sent.wish.limit_w
+        if more_w <= -max(LOWER * default, 1.0) or more_w >= max(RAISE * default, 1.0):
+            return True
+        if wish.kind == "economic" and age_s >= RENEW_S:
+            return True
+        if (wish.ends_at, wish.kind) != (sent.wish.ends_at, sent.wish.kind):
+            return True
+        return age_s >= RETRY_S and (sent.ok is False or not stands)
+
+    def _answered(self, future: "Future[list[CapResult]]") -> None:
+        # On whatever thread heard the last agent: it must not wait for a round.
+        self._answers.extend(future.result())
+
+    def _take_answers(self) -> None:
+        while self._answers:
+            result = self._answers.popleft()
+            sent = self._sent.get((result.node_id, result.lease_id))
+            if sent is not None:
+                sent.ok, sent.error = result.ok, result.error or ""
+            if not result.ok and result.error:
+                log.info("lease %s on node %s: %s", result.lease_id, result.node_id, result.error)
+
+    def _not_enforced(self, nodes: Mapping[str, list[NodeLive]]) -> list[Trouble]:
+        """One trouble a node whose GPUs do not hold what they were told in time."""
+        mono, troubles = self._mono(), []
+        lowest: dict[tuple[str, str], _Sent] = {}
+        with self._lock:
+            for (node_id, _), sent in self._sent.items():
+                at = (node_id, sent.wish.uuid)
+                if at not in lowest or sent.wish.limit_w < lowest[at].wish.limit_w:
+                    lowest[at] = sent
+        for node in (node for some in nodes.values() for node in some if node.connected):
+            late = []
+            for gpu in node.gpus:
+                told = lowest.get((node.node_id, gpu.uuid))
+                if told is None or mono - told.since_mono < RETRY_S:
+                    continue
+                enforced_w = gpu.enforced_w if gpu.enforced_w is not None else gpu.limit_w
+                if enforced_w is None or enforced_w > told.wish.limit_w + 1.0:
+                    late.append((gpu, told, enforced_w))
+            if late:
+                gpu, told, enforced_w = late[0]
+                holds = "an unknown limit" if enforced_w is None else f"{enforced_w:.0f} W"
+                why = told.error or gpu.cap.detail or f"its agent says: {gpu.cap.state}"
+                sentence = (
+                    f"{len(late)} of {len(node.gpus)} GPUs of {node.hostname} do not hold their cap after {RETRY_S:.0f} s: GPU "
+                    f"{gpu.index} has {holds} where {told.wish.limit_w:.0f} W were ordered ({why})"
+                )
+                troubles.append(Trouble(f"cap not enforced {node.node_id}", node.region, sentence))
+        return troubles

@@ -1,0 +1,618 @@
+"""The agents that are connected: what each says of its node, and orders to them.
+
+It is fed by whoever holds the connections (see dispatcher.api.agents), from any thread, and never waits for anybody. It
+remembers no limits: which leases should stand is decided elsewhere, and each node keeps its own. What a node that has gone
+silent draws is unknown, not zero.
+"""
+
+import itertools
+import logging
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Protocol
+
+from dispatcher.agent import messages
+from dispatcher.agent.messages import BadFrame, Frame
+from dispatcher.clock import SystemClock
+
+log = logging.getLogger(__name__)
+
+#: Seconds without a word after which a node's figures are unknown.
+SILENT_S = 10.0
+#: Seconds after which an order that was not answered counts as unanswered.
+ANSWER_S = 10.0
+#: Seconds for which a node that went silent is still told of.
+FORGET_S = 3600.0
+
+
+class Session(Protocol):
+    """One agent's connection. Both calls are cheap, may come from any thread, and never block or raise."""
+
+    def send(self, text: str) -> None:
+        """Send a frame soon."""
+        ...
+
+    def close(self, why: str) -> None:
+        """End the connection."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CapLive:
+    """How a GPU's limit stands: ``state`` is the agent's word (none, setting, enforced, drifted, restoring, failed, unable), or
+    "unknown" while its node is silent."""
+
+    state: str
+    wanted_w: float | None = None
+    limit_w: float | None = None
+    enforced_w: float | None = None
+    since: datetime | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuLive:
+    """One GPU as last told; None is unknown. ``jobs`` are ids of the jobs that have a process on it."""
+
+    region: str
+    branch: str | None
+    node_id: str
+    uuid: str
+    index: int
+    name: str
+    simulated: bool
+    power_w: float | None
+    limit_w: float | None
+    enforced_w: float | None
+    default_w: float | None
+    min_w: float | None
+    max_w: float | None
+    temperature_c: float | None
+    sm_util: float | None
+    throttle: tuple[str, ...]
+    idle_state: str | None
+    jobs: tuple[str, ...]
+    cap: CapLive
+    mig: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseLive:
+    """A lease as its node told of it; ``ends_at`` None is open."""
+
+    lease_id: str
+    kind: str
+    uuid: str
+    limit_w: float
+    epoch: int
+    reason: str
+    ends_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAlarm:
+    """Something an agent wants an operator to know."""
+
+    key: str
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenJob:
+    """A job whose processes stand still on a node, and until when at the latest."""
+
+    job_id: str
+    until: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLive:
+    """One node. While ``connected`` is False its GPUs' figures are unknown and its leases go on without us."""
+
+    node_id: str
+    hostname: str
+    region: str
+    branch: str | None
+    connected: bool
+    last_seen_at: datetime
+    can_cap: bool
+    why_not: str
+    simulated: bool
+    gpus: tuple[GpuLive, ...]
+    alarms: tuple[NodeAlarm, ...] = ()
+    frozen: tuple[FrozenJob, ...] = ()
+    leases: tuple[LeaseLive, ...] = ()
+    ray_node_id: str | None = None
+    boot_id: str | None = None
+    version: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CapOrder:
+    """A limit to hold on one GPU, for ``ttl_s`` s from its arrival; None until it is released."""
+
+    lease_id: str
+    kind: str
+    node_id: str
+    uuid: str
+    limit_w: float
+    ttl_s: float | None
+    reason: str
+    min_ok: bool = False
+    test: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A lease to let go of before its end."""
+
+    node_id: str
+    lease_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class CapResult:
+    """What came of one order or release. ``error`` says why it did not work, or that it is not known whether it did."""
+
+    node_id: str
+    lease_id: str
+    ok: bool
+    enforced_w: float | None = None
+    took_s: float | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FreezeResult:
+    """What came of a freeze or thaw on one node; ``processes`` is how many of the job's it has."""
+
+    node_id: str
+    ok: bool
+    processes: int = 0
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class _Node:
+    """What the hub keeps of a node: its frames as they came, read when somebody asks."""
+
+    node_id: str
+    region: str
+    hello: Frame
+    session: Session | None
+    seen_mono: float
+    seen_at: datetime
+    live: Frame | None = None
+    leases: "tuple[LeaseLive, ...]" = ()
+    view: NodeLive | None = None
+
+
+@dataclass(slots=True)
+class _Pending:
+    """An order under way: who has not answered yet, and what the others said."""
+
+    deadline_mono: float
+    waiting: set[str]
+    answers: dict[str, Frame]
+    troubles: dict[str, str]
+    finish: Callable[["_Pending"], None]
+
+
+class Hub:
+    """See the module. ``on_energy`` takes measured rows (each with node_id, region and simulated) and resolves once they are
+    durably stored; without it rows stay with their agents. ``branch_of(region, hostname)`` is asked for nodes that name none.
+    ``on_epoch`` is told of a higher epoch that a node has obeyed, so that the next start can go above it."""
+
+    def __init__(
+        self,
+        *,
+        epoch: int,
+        now: Callable[[], datetime] | None = None,
+        mono: Callable[[], float] = time.monotonic,
+        branch_of: Callable[[str, str], str | None] = lambda region, hostname: None,
+        on_epoch: Callable[[int], object] = lambda epoch: None,
+        answer_s: float = ANSWER_S,
+        silent_s: float = SILENT_S,
+    ) -> None:
+        self.epoch = epoch
+        self.on_energy: Callable[[Sequence[Mapping[str, Any]]], Future[Any]] | None = None
+        self._now = SystemClock().now if now is None else now
+        self._mono, self._branch_of, self._on_epoch, self._answer_s = mono, branch_of, on_epoch, answer_s
+        self._silent_s = silent_s
+        self._lock = threading.RLock()
+        self._nodes: dict[str, _Node] = {}
+        self._of_session: dict[Session, str] = {}
+        self._pending: dict[str, _Pending] = {}
+        # Not only a number: an answer to an order of the control plane before us must not pass for one to ours.
+        self._ids = (f"{epoch}-{number}" for number in itertools.count(1))
+
+    # --- connections ----------------------------------------------------------------------------------------------
+
+    def receive(self, session: Session, region: str, text: str | bytes) -> str | None:
+        """Take a frame of an agent whose right to speak for ``region`` is proved; returns the frame to answer with, if any."""
+        try:
+            frame = messages.decode(text)
+            return self._take(session, region, frame)
+        except BadFrame as error:
+            log.info("a frame of an agent in %s was not understood: %s", region, error)
+            return messages.encode({"type": "error", "message": str(error)[: messages.MAX_TEXT]})
+
+    def gone(self, session: Session) -> None:
+        """The connection has ended."""
+        with self._lock:
+            node_id = self._of_session.pop(session, None)
+            node = self._nodes.get(node_id) if node_id is not None else None
+            if node is not None and node.session is session:
+                node.session, node.view = None, None
+                self._give_up(node.node_id, "the connection was lost; it is not known whether it was done")
+
+    def _take(self, session: Session, region: str, frame: Frame) -> str | None:
+        kind = frame["type"]
+        if kind == "hello":
+            return self._hello(session, region, frame)
+        with self._lock:
+            node = self._nodes.get(self._of_session.get(session, ""))
+            if node is None or node.session is not session:
+                raise BadFrame("the first frame must be hello")
+            node.seen_mono, node.seen_at = self._mono(), self._now()
+        if kind == "live":
+            self._live(node, messages.check_live(frame).raw())
+        elif kind == "results":
+            self._results(node, messages.check_results(frame).raw())
+        elif kind == "energy":
+            self._energy(node, session, *messages.check_energy(frame))
+        else:
+            raise BadFrame(f"type: {kind[:40]!r}: the control plane understands hello, live, energy and results")
+        return None
+
+    def _hello(self, session: Session, region: str, frame: Frame) -> str | None:
+        hello = messages.check_hello(frame).raw()
+        node_id, epoch = hello["node"]["node_id"], hello["epoch"]
+        with self._lock:
+            before = self._nodes.get(node_id)
+            if before is not None and before.session is not None and before.region != region and self._is_live(before):
+                raise BadFrame(
+                    f"hello.node.node_id: {node_id!r}: is connected from region {before.region} already; a node has one region"
+                )
+            if before is not None and before.session is not None and before.session is not session:
+                self._of_session.pop(before.session, None)
+                self._give_up(node_id, "its agent connected anew; it is not known whether it was done")
+                before.session.close("the same node connected again")
+            node = _Node(node_id, region, hello, session, self._mono(), self._now())
+            node.leases = tuple(_lease_live(lease, node.seen_at) for lease in hello.get("leases", []))
+            self._nodes[node_id] = node
+            self._of_session[session] = node_id
+        if epoch > self.epoch:
+            log.error("node %s has obeyed a control plane of epoch %d; ours is %d", node_id, epoch, self.epoch)
+            self._on_epoch(epoch)
+        return None
+
+    def _live(self, node: _Node, live: Frame) -> None:
+        with self._lock:
+            node.live, node.view = live, None
+            if live.get("leases") is not None:
+                node.leases = tuple(_lease_live(lease, node.seen_at) for lease in live["leases"])
+
+    def _energy(self, node: _Node, session: Session, batch: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        if self.on_energy is None:
+            return
+        of_node = {"node_id": node.node_id, "region": node.region, "simulated": bool(node.hello["node"].get("simulated"))}
+
+        def stored(done: "Future[Any]") -> None:
+            error = done.exception()
+            if error is None:
+                session.send(messages.encode({"type": "energy_ack", "batch": batch}))
+            else:
+                log.warning("energy rows of node %s were not stored, it sends them again: %s", node.node_id, error)
+
+        self.on_energy([{**row, **of_node} for row in rows]).add_done_callback(stored)
+
+    # --- what is known --------------------------------------------------------------------------------------------
+
+    def nodes(self) -> list[NodeLive]:
+        """Every node known, silent ones too, by id."""
+        with self._lock:
+            there = [self._nodes[node_id] for node_id in sorted(self._nodes)]
+        found = []
+        for node in there:
+            with self._lock:  # anew for each: frames that come meanwhile are not kept waiting for thousands of nodes
+                found.append(self._view(node))
+        return found
+
+    def node(self, node_id: str) -> NodeLive | None:
+        """One node; None when it never said hello."""
+        with self._lock:
+            node = self._nodes.get(node_id)
+            return None if node is None else self._view(node)
+
+    def gpus_of(self, job_id: str) -> list[GpuLive]:
+        """The GPUs on which a job was last seen to have processes, of nodes that are connected."""
+        return [gpu for node in self.nodes() if node.connected for gpu in node.gpus if job_id in gpu.jobs]
+
+    def alarms(self, _: datetime | None = None) -> list[tuple[str, str | None, str]]:
+        """(key, region, sentence) of everything an operator should know of the agents."""
+        found: list[tuple[str, str | None, str]] = []
+        for node in self.nodes():
+            if not node.connected:
+                seen = f"{node.last_seen_at:%Y-%m-%d %H:%M:%S} UTC"
+                sentence = f"the agent of {node.hostname} in {node.region} is silent since {seen}; its GPUs' draw is unknown"
+                found.append((f"silent {node.node_id}", node.region, sentence))
+            found += [
+                (f"{alarm.key} {node.node_id}", node.region, f"{node.hostname}: {alarm.sentence}") for alarm in node.alarms
+            ]
+        with self._lock:
+            ahead = max((int(node.hello["epoch"]) for node in self._nodes.values()), default=0)
+        if ahead > self.epoch:
+            sentence = (
+                f"nodes have obeyed a newer control plane (epoch {ahead}, ours is {self.epoch}) and refuse our orders; "
+                "stop the other one, then restart this one"
+            )
+            found.append(("epoch", None, sentence))
+        return found
+
+    def _is_live(self, node: _Node) -> bool:
+        return node.session is not None and self._mono() - node.seen_mono <= self._silent_s
+
+    def _view(self, node: _Node) -> NodeLive:
+        connected = self._is_live(node)
+        if node.view is None or node.view.connected != connected:
+            node.view = _node_live(node, connected, self._branch_of)
+        return node.view
+
+    # --- orders ---------------------------------------------------------------------------------------------------
+
+    def order_caps(self, orders: Sequence[CapOrder], releases: Sequence[Release] = ()) -> "Future[list[CapResult]]":
+        """Send limits and releases to their nodes, one frame a node. Resolves, never with an exception, to one result for each
+        order, then for each release, once every node has answered or its time is up (see ``sweep``)."""
+        sets: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        frees: dict[str, list[str]] = defaultdict(list)
+        for order in orders:
+            sets[order.node_id].append(_on_wire(order))
+        for release in releases:
+            frees[release.node_id].append(release.lease_id)
+        future: Future[list[CapResult]] = Future()
+        asked = [(order.node_id, order.lease_id) for order in orders] + [(one.node_id, one.lease_id) for one in releases]
+        future.set_running_or_notify_cancel()
+
+        def finish(pending: _Pending) -> None:
+            said = {
+                (node_id, one.get("lease_id")): one
+                for node_id, answer in pending.answers.items()
+                for one in answer.get("results", [])
+            }
+            future.set_result(
+                [_cap_result(node, lease, said.get((node, lease)), pending.troubles.get(node)) for node, lease in asked]
+            )
+
+        def frame(order_id: str, node_id: str) -> str:
+            return messages.encode(
+                {
+                    "type": "orders",
+                    "order": order_id,
+                    "epoch": self.epoch,
+                    "set": sets.get(node_id, []),
+                    "release": frees.get(node_id, []),
+                }
+            )
+
+        self._send([*dict.fromkeys(node_id for node_id, _ in asked)], frame, finish)
+        return future
+
+    def freeze(
+        self, job_id: str, *, ttl_s: float, freeze_max_s: float, region: str | None = None
+    ) -> "Future[list[FreezeResult]]":
+        """Stop a job's processes on every connected node (of ``region``) for ``ttl_s`` s at most."""
+        more = {"job_id": job_id, "ttl_s": ttl_s, "freeze_max_s": freeze_max_s}
+        return self._to_all("freeze", more, region)
+
+    def thaw(self, job_id: str, *, region: str | None = None) -> "Future[list[FreezeResult]]":
+        """Let a job's processes run again."""
+        return self._to_all("thaw", {"job_id": job_id}, region)
+
+    def _to_all(self, kind: str, more: Mapping[str, Any], region: str | None) -> "Future[list[FreezeResult]]":
+        with self._lock:
+            there = [n.node_id for n in self._nodes.values() if n.session is not None and region in (None, n.region)]
+        future: Future[list[FreezeResult]] = Future()
+        future.set_running_or_notify_cancel()
+        texts: dict[str, str] = {}
+
+        def frame(order_id: str, _: str) -> str:
+            if order_id not in texts:  # the same for every node
+                texts[order_id] = messages.encode({"type": kind, "order": order_id, "epoch": self.epoch, **more})
+            return texts[order_id]
+
+        def finish(pending: _Pending) -> None:
+            future.set_result([_freeze_result(n, pending.answers.get(n), pending.troubles.get(n)) for n in there])
+
+        self._send(there, frame, finish)
+        return future
+
+    def _send(self, node_ids: Sequence[str], frame: Callable[[str, str], str], finish: Callable[[_Pending], None]) -> None:
+        """Send each node its frame of one order and keep what is to be done with the answers."""
+        with self._lock:
+            order_id = next(self._ids)
+            pending = _Pending(self._mono() + self._answer_s, set(node_ids), {}, {}, finish)
+            self._pending[order_id] = pending
+            for node_id in node_ids:
+                node = self._nodes.get(node_id)
+                if node is None or node.session is None:
+                    pending.waiting.discard(node_id)
+                    pending.troubles[node_id] = "its agent is not connected" if node is not None else "no agent of it is known"
+                    continue
+                try:
+                    node.session.send(frame(order_id, node_id))
+                except BadFrame as error:
+                    pending.waiting.discard(node_id)
+                    pending.troubles[node_id] = str(error)
+        self._finish_if_done([order_id])
+
+    def _results(self, node: _Node, results: Frame) -> None:
+        order_id = results["order"]
+        with self._lock:
+            pending = self._pending.get(order_id)
+            if pending is None or node.node_id not in pending.waiting:
+                return  # too late, or for the control plane before us
+            pending.waiting.discard(node.node_id)
+            pending.answers[node.node_id] = results
+        self._finish_if_done([order_id])
+
+    def _give_up(self, node_id: str, why: str) -> None:
+        """A node will not answer what it was asked (the lock is held)."""
+        touched = []
+        for order_id, pending in self._pending.items():
+            if node_id in pending.waiting:
+                pending.waiting.discard(node_id)
+                pending.troubles[node_id] = why
+                touched.append(order_id)
+        self._finish_if_done(touched)
+
+    def _finish_if_done(self, order_ids: Iterable[str]) -> None:
+        done = []
+        with self._lock:
+            for order_id in order_ids:
+                pending = self._pending.get(order_id)
+                if pending is not None and not pending.waiting:
+                    done.append(self._pending.pop(order_id))
+        for pending in done:
+            pending.finish(pending)
+
+    def sweep(self, _: datetime | None = None) -> None:
+        """Give up orders whose time is up, and forget nodes that have been silent for long; to be called each second or so."""
+        now = self._mono()
+        with self._lock:
+            late = [order_id for order_id, pending in self._pending.items() if pending.deadline_mono <= now]
+            for order_id in late:
+                pending = self._pending[order_id]
+                why = f"no answer within {self._answer_s:g} s; it is not known whether it was done"
+                pending.troubles.update(dict.fromkeys(pending.waiting, why))
+                pending.waiting.clear()
+            for node in list(self._nodes.values()):
+                if node.session is None and now - node.seen_mono > FORGET_S:
+                    del self._nodes[node.node_id]
+        self._finish_if_done(late)
+
+
+# --- frames as values ---------------------------------------------------------------------------------------------
+
+
+def _on_wire(order: CapOrder) -> dict[str, Any]:
+    wire = {
+        "lease_id": order.lease_id,
+        "kind": order.kind,
+        "uuid": order.uuid,
+        "limit_w": order.limit_w,
+        "ttl_s": order.ttl_s,
+        "reason": order.reason[: messages.MAX_TEXT],
+    }
+    return wire | ({"min_ok": True} if order.min_ok else {}) | ({"test": True} if order.test else {})
+
+
+def _cap_result(node_id: str, lease_id: str, said: Mapping[str, Any] | None, trouble: str | None) -> CapResult:
+    if said is None:
+        return CapResult(node_id, lease_id, False, error=trouble or "its agent answered, but said nothing of this lease")
+    error = said.get("error")
+    return CapResult(node_id, lease_id, bool(said.get("ok")), said.get("enforced_w"), said.get("took_s"), error)
+
+
+def _freeze_result(node_id: str, answer: Frame | None, trouble: str | None) -> FreezeResult:
+    said = answer["results"][0] if answer is not None and answer.get("results") else None
+    if said is None:
+        return FreezeResult(node_id, False, error=trouble or "its agent answered nothing")
+    processes = said.get("processes")
+    count = processes if isinstance(processes, int) and not isinstance(processes, bool) else 0
+    return FreezeResult(node_id, bool(said.get("ok")), count, said.get("error"))
+
+
+def _node_live(node: _Node, connected: bool, branch_of: Callable[[str, str], str | None]) -> NodeLive:
+    about, live = node.hello["node"], node.live if connected and node.live is not None else {}
+    branch = about.get("branch") or branch_of(node.region, about["hostname"])
+    figures = {gpu["uuid"]: gpu for gpu in live.get("gpus", [])}
+    simulated = bool(about.get("simulated"))
+    return NodeLive(
+        node_id=node.node_id,
+        hostname=about["hostname"],
+        region=node.region,
+        branch=branch,
+        connected=connected,
+        last_seen_at=node.seen_at,
+        can_cap=bool(node.hello["can_cap"]),
+        why_not=node.hello["why_not"],
+        simulated=simulated,
+        gpus=tuple(
+            _gpu_live(node, branch, simulated, info, figures.get(info["uuid"], {}), connected) for info in node.hello["gpus"]
+        ),
+        alarms=tuple(NodeAlarm(alarm["key"], alarm["sentence"]) for alarm in live.get("alarms", [])),
+        frozen=tuple(FrozenJob(one["job_id"], _unix(one.get("until"))) for one in live.get("frozen", [])),
+        leases=node.leases,
+        ray_node_id=about.get("ray_node_id"),
+        boot_id=about.get("boot_id"),
+        version=about.get("version"),
+    )
+
+
+def _gpu_live(
+    node: _Node, branch: str | None, simulated: bool, info: Mapping[str, Any], now: Mapping[str, Any], connected: bool
+) -> GpuLive:
+    return GpuLive(
+        region=node.region,
+        branch=branch,
+        node_id=node.node_id,
+        uuid=info["uuid"],
+        index=info["index"],
+        name=info["name"],
+        simulated=bool(info.get("simulated", simulated)),
+        power_w=now.get("power_w"),
+        limit_w=now.get("limit_w"),
+        enforced_w=now.get("enforced_w"),
+        default_w=info.get("default_w"),
+        min_w=info.get("min_w"),
+        max_w=info.get("max_w"),
+        temperature_c=now.get("temperature_c"),
+        sm_util=now.get("sm_util"),
+        throttle=tuple(map(str, now.get("throttle", ()))),
+        idle_state=now.get("idle_state"),
+        jobs=tuple(map(str, now.get("jobs", ()))),
+        cap=_cap_live(now.get("cap") or {}) if connected and now else CapLive("unknown"),
+        mig=bool(info.get("mig")),
+    )
+
+
+def _cap_live(cap: Mapping[str, Any]) -> CapLive:
+    return CapLive(
+        str(cap.get("state", "none")),
+        _number(cap.get("wanted_w")),
+        _number(cap.get("limit_w")),
+        _number(cap.get("enforced_w")),
+        _unix(cap.get("since")),
+        str(cap.get("detail") or ""),
+    )
+
+
+def _lease_live(lease: Mapping[str, Any], told_at: datetime) -> LeaseLive:
+    ends_in_s = _number(lease.get("ends_in_s"))
+    return LeaseLive(
+        lease["lease_id"],
+        str(lease.get("kind", "")),
+        lease["uuid"],
+        float(lease["limit_w"]),
+        int(lease.get("epoch") or 0),
+        str(lease.get("reason") or ""),
+        None if ends_in_s is None else told_at + timedelta(seconds=ends_in_s),
+    )
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _unix(value: Any) -> datetime | None:
+    seconds = _number(value)
+    try:
+        return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+    except (OverflowError, ValueError, OSError):
+        return None

@@ -1,0 +1,111 @@
+"""Limits given back when an agent is gone for good and nobody else is left to do it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dispatcher.agent import guard
+from dispatcher.agent.caps import CapOrders, Enforcer, SetCap
+from dispatcher.agent.leases import LeaseBook
+from dispatcher.agent.node import FolderLock, OwnDevices
+from dispatcher.simgpu import SimGpus
+from tests.helpers import wait_until
+from tests.simgpu.simulated import child_environment, simulated
+
+
+@pytest.fixture
+def gpus(tmp_path: Path) -> Iterator[SimGpus]:
+    with simulated(tmp_path, 2) as made:
+        yield made
+
+
+def leave_leases(folder: Path, *caps: SetCap) -> None:
+    """What an agent leaves that was killed."""
+    devices = OwnDevices()
+    enforcer = Enforcer(devices, LeaseBook(folder / "leases"))
+    assert all(result.ok for result in enforcer.apply(CapOrders(1, caps)))
+    enforcer.close()
+    devices.close()
+
+
+def test_it_keeps_leases_until_those_with_an_end_are_over(gpus: SimGpus, tmp_path: Path) -> None:
+    economic = SetCap("l1", "economic", gpus[0].uuid, 250.0, 1.0)
+    event = SetCap("e1", "event", gpus[1].uuid, 300.0, None)
+    leave_leases(tmp_path, economic, event)
+    gpus[1].set_limit(400.0)
+    assert guard.keep_leases(tmp_path, keep_s=0.3) and gpus[0].limit_w == 250.0 and gpus[1].limit_w == 300.0
+    wait_until(lambda: not guard.keep_leases(tmp_path, keep_s=4.0), 15, "the end of its duty")
+    assert gpus[0].limit_w == 400.0 and gpus[1].limit_w == 300.0  # the open event is for a person to end
+
+
+def test_it_leaves_everything_to_an_agent_that_lives(gpus: SimGpus, tmp_path: Path) -> None:
+    leave_leases(tmp_path, SetCap("l1", "economic", gpus[0].uuid, 250.0, 0.2))
+    with_agent = FolderLock(tmp_path)
+    assert guard.agent_lives(tmp_path) and guard.keep_leases(tmp_path)
+    assert gpus[0].limit_w == 250.0
+    with_agent.close()
+    assert not guard.agent_lives(tmp_path)
+
+
+def test_without_a_driver_it_goes_on_trying(gpus: SimGpus, tmp_path: Path) -> None:
+    assert not guard.keep_leases(tmp_path, keep_s=0.1)  # nothing to do
+    leave_leases(tmp_path, SetCap("l1", "economic", gpus[0].uuid, 250.0, 30.0))
+    gpus.set_driver_absent()
+    assert guard.keep_leases(tmp_path, keep_s=0.1)
+
+
+AGENT = """
+import sys, pathlib
+from dispatcher.agent import guard
+from dispatcher.agent.caps import CapOrders, Enforcer, SetCap
+from dispatcher.agent.leases import LeaseBook
+from dispatcher.agent.node import FolderLock, OwnDevices
+folder = pathlib.Path(sys.argv[1])
+lock, devices = FolderLock(folder), OwnDevices()
+guard.start(folder)
+enforcer = Enforcer(devices, LeaseBook(folder / "leases"))
+cap = SetCap("l1", "economic", devices.infos()[0].uuid, 250.0, 3.0)
+print(all(one.ok for one in enforcer.apply(CapOrders(1, [cap]))), flush=True)
+sys.stdin.read()
+"""
+
+
+def guards(folder: Path) -> list[int]:
+    found, ends = [], f"dispatcher.agent.guard\0{folder}\0".encode()
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and (entry / "cmdline").read_bytes().endswith(ends):
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_a_killed_agent_without_a_successor_leaves_no_limit(gpus: SimGpus, tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    with subprocess.Popen(
+        [sys.executable, "-c", AGENT, str(folder)],
+        env=child_environment(gpus),
+        cwd=Path(__file__).parents[2],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"True\n" and gpus[0].limit_w == 250.0
+        ends_s = time.monotonic() + 3.0
+        (pid,) = wait_until(lambda: guards(folder), 20, "the guard")
+        try:
+            os.killpg(os.getpgid(process.pid), 0)
+            process.kill()
+            process.wait(10)
+            wait_until(lambda: gpus[0].limit_w == 400.0, 25, "the limit to be given back")
+            assert time.monotonic() - ends_s < 10.0
+            wait_until(lambda: guards(folder) == [], 15, "the guard's end, its duty done")
+        finally:
+            if pid in guards(folder):
+                os.kill(pid, signal.SIGKILL)

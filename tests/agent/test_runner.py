@@ -1,0 +1,277 @@
+"""A whole agent on simulated GPUs, against a real hub over a real websocket."""
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dispatcher.agent.node import FolderBusy, OwnDevices, Settings
+from dispatcher.agent.release import NotReleased, release_here
+from dispatcher.agent.runner import Agent, differs, once
+from dispatcher.power.hub import CapOrder, GpuLive, Hub, NodeLive, Release
+from dispatcher.simgpu import SimGpus
+from tests.api.fake import FakeServices, Server
+from tests.helpers import wait_until
+from tests.simgpu.simulated import simulated, working
+
+
+@pytest.fixture
+def gpus(tmp_path: Path) -> Iterator[SimGpus]:
+    with simulated(tmp_path, 2) as made:
+        yield made
+
+
+@pytest.fixture
+def services(tmp_path: Path) -> FakeServices:
+    return FakeServices(tmp_path)
+
+
+@pytest.fixture
+def hub(services: FakeServices) -> Hub:
+    return services.hub
+
+
+@pytest.fixture
+def server(services: FakeServices) -> Iterator[Server]:
+    with Server(services) as running:
+        yield running
+
+
+Start = Callable[..., Agent]
+
+
+@pytest.fixture
+def start(server: Server, tmp_path: Path) -> Iterator[Start]:
+    """Starts agents of this test's control plane; they end with the test."""
+    agents: list[Agent] = []
+
+    def begin(node_id: str = "n1", folder: str = "state", url: str | None = None) -> Agent:
+        settings = Settings(url or server.url, "north", None, tmp_path / folder, node_id, f"host-{node_id}", branch="rack-1")
+        agents.append(Agent(settings).start())
+        return agents[-1]
+
+    yield begin
+    for agent in agents:
+        agent.stop()
+
+
+def node(hub: Hub, node_id: str = "n1") -> NodeLive:
+    found: Any = wait_until(lambda: hub.node(node_id), 15, f"{node_id} to connect")
+    return found  # type: ignore[no-any-return]
+
+
+def gpu(hub: Hub, uuid: str) -> GpuLive:
+    return next(gpu for live in hub.nodes() for gpu in live.gpus if gpu.uuid == uuid)
+
+
+def order(
+    gpus: SimGpus, index: int = 0, limit_w: float = 250.0, kind: str = "economic", ttl_s: float | None = 60.0
+) -> CapOrder:
+    return CapOrder(f"{kind}-{index}", kind, "n1", gpus[index].uuid, limit_w, ttl_s, "a test")
+
+
+def test_the_hub_sees_the_node_its_draw_and_its_jobs(gpus: SimGpus, hub: Hub, start: Start) -> None:
+    start()
+    seen = node(hub)
+    assert (seen.hostname, seen.branch, seen.can_cap, seen.simulated) == ("host-n1", "rack-1", True, True)
+    assert [(one.uuid, one.default_w, one.min_w, one.max_w) for one in seen.gpus] == [
+        (one.uuid, 400.0, 100.0, 400.0) for one in gpus
+    ]
+    with working(gpus, visible="0", GRIDSHIFT_JOB_ID="job-7"):
+        busy: Any = wait_until(lambda: [one for one in hub.gpus_of("job-7") if (one.power_w or 0) > 300], 15, "the job's draw")
+        assert [one.uuid for one in busy] == [gpus[0].uuid] and busy[0].idle_state == "active"
+        other = gpu(hub, gpus[1].uuid)
+        assert other.jobs == () and other.idle_state == "deep_idle" and 0 < (other.power_w or 0) < 100
+    wait_until(lambda: hub.gpus_of("job-7") == [], 15, "the job's end")
+
+
+def test_a_cap_is_set_read_back_told_and_given_back(gpus: SimGpus, hub: Hub, start: Start) -> None:
+    start()
+    node(hub)
+    (result,) = hub.order_caps([order(gpus)]).result(10)
+    assert (result.ok, result.enforced_w, result.error) == (True, 250.0, None) and gpus[0].limit_w == 250.0
+    wait_until(lambda: gpu(hub, gpus[0].uuid).cap.state == "enforced", 10, "the cap to be told")
+    assert [(lease.lease_id, lease.epoch) for lease in hub.nodes()[0].leases] == [("economic-0", hub.epoch)]
+    (released,) = hub.order_caps([], [Release("n1", "economic-0")]).result(10)
+    assert released.ok and gpus[0].limit_w == 400.0
+    wait_until(lambda: hub.nodes()[0].leases == () and gpu(hub, gpus[0].uuid).cap.state == "none", 10, "the end to be told")
+
+
+def test_a_lease_that_nobody_renews_ends_by_itself(gpus: SimGpus, hub: Hub, start: Start, server: Server) -> None:
+    start()
+    node(hub)
+    assert hub.order_caps([order(gpus, ttl_s=1.5)]).result(10)[0].ok and gpus[0].limit_w == 250.0
+    server.server.should_exit = server.server.force_exit = True  # nobody is there when it ends
+    wait_until(lambda: gpus[0].limit_w == 400.0, 10, "the limit to be given back")
+
+
+def test_what_cannot_be_done_is_told_with_the_reason(gpus: SimGpus, hub: Hub, start: Start) -> None:
+    start()
+    node(hub)
+    low, stale = order(gpus, limit_w=50.0), Hub(epoch=0)
+    assert "100 to 400 W" in str(hub.order_caps([low]).result(10)[0].error) and gpus[0].limit_w == 400.0
+    hub.order_caps([order(gpus)]).result(10)
+    stale.epoch, hub.epoch = hub.epoch, 0  # a control plane from before
+    assert "epoch" in str(hub.order_caps([order(gpus, limit_w=300.0)]).result(10)[0].error) and gpus[0].limit_w == 250.0
+    unknown = CapOrder("l", "economic", "n1", "GPU-unknown", 300.0, 60.0, "")
+    hub.epoch = stale.epoch
+    assert "not on this node" in str(hub.order_caps([unknown]).result(10)[0].error)
+
+
+def test_an_agent_that_stops_gives_economic_limits_back_and_leaves_event_limits(gpus: SimGpus, hub: Hub, start: Start) -> None:
+    agent = start()
+    node(hub)
+    orders = [order(gpus, 0), order(gpus, 1, 300.0, "event", None)]
+    assert all(result.ok for result in hub.order_caps(orders).result(10))
+    agent.stop()
+    assert (gpus[0].limit_w, gpus[1].limit_w) == (400.0, 300.0)
+    gpus[1].set_limit(400.0)  # somebody sets it back while no agent runs
+    start()
+    wait_until(lambda: gpus[1].limit_w == 300.0, 10, "the event's limit to be put in force again")
+    wait_until(lambda: [lease.lease_id for lease in hub.nodes()[0].leases] == ["event-1"], 10, "the lease to be told")
+
+
+def test_event_leases_are_released_by_hand_while_an_agent_runs_and_without_one(
+    gpus: SimGpus, hub: Hub, start: Start, tmp_path: Path
+) -> None:
+    folder = tmp_path / "state"
+    with pytest.raises(NotReleased, match="no agent has worked there"):
+        release_here(folder, None)
+    agent = start()
+    node(hub)
+    events = [order(gpus, index, 300.0, "event", None) for index in (0, 1)]
+    assert all(result.ok for result in hub.order_caps([*events, order(gpus, 0, 350.0)]).result(10))
+    assert release_here(folder, "economic-0") == []  # only events need a hand
+    (released,) = release_here(folder, "event-0")
+    assert released["ok"] and released["uuid"] == gpus[0].uuid and gpus[0].limit_w == 350.0
+    agent.stop()
+    assert (gpus[0].limit_w, gpus[1].limit_w) == (400.0, 300.0)
+    (released,) = release_here(folder, None)
+    assert released["lease_id"] == "event-1" and released["ok"] and gpus[1].limit_w == 400.0
+    assert release_here(folder, None) == []
+
+
+def test_a_job_is_frozen_and_runs_again(gpus: SimGpus, hub: Hub, start: Start) -> None:
+    start()
+    node(hub)
+    with working(gpus, visible="0", GRIDSHIFT_JOB_ID="job-7") as process:
+        wait_until(lambda: hub.gpus_of("job-7"), 15, "the job to be seen")
+        (result,) = hub.freeze("job-7", ttl_s=30.0, freeze_max_s=60.0).result(10)
+        assert result.ok and result.processes == 1 and state_of(process) == "T"
+        wait_until(lambda: [one.job_id for one in hub.nodes()[0].frozen] == ["job-7"], 10, "the freeze to be told")
+        assert hub.thaw("job-7").result(10)[0].ok and state_of(process) != "T"
+    (none,) = hub.freeze("job-8", ttl_s=30.0, freeze_max_s=60.0).result(10)
+    assert not none.ok and "no process of job-8" in str(none.error)
+
+
+def state_of(process: "subprocess.Popen[str]") -> str:
+    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_energy_rows_wait_for_their_acknowledgement(gpus: SimGpus, hub: Hub, start: Start) -> None:
+    from concurrent.futures import Future
+
+    from dispatcher.agent.metering import EnergyRow
+
+    agent = start()
+    node(hub)
+    row = EnergyRow(60, 120, gpus[0].uuid, "job-7", "job", 2.0, 60.0, "measured", "exclusive", 120.0, 0.0, 0.0, 0.0)
+    taken: list[dict[str, Any]] = []
+    answers: list[Future[None]] = []
+
+    def take(rows: Any) -> "Future[None]":
+        taken.extend(rows)
+        answers.append(Future())
+        return answers[-1]
+
+    hub.on_energy = take
+    agent._rows.append([row])
+    wait_until(lambda: answers, 10, "the rows to be sent")
+    assert len(agent._rows) == 1
+    answers[0].set_result(None)
+    wait_until(lambda: len(agent._rows) == 0, 10, "the rows to be forgotten")
+    assert [(one["node_id"], one["region"], one["simulated"], one["energy_wh"]) for one in taken] == [
+        ("n1", "north", True, 2.0)
+    ]
+
+
+def test_a_gpu_that_is_lost_is_unknown_and_the_others_go_on(gpus: SimGpus, hub: Hub, start: Start) -> None:
+    start()
+    node(hub)
+    wait_until(lambda: gpu(hub, gpus[0].uuid).power_w is not None, 10, "figures")
+    gpus[0].set_lost()
+    wait_until(lambda: gpu(hub, gpus[0].uuid).idle_state == "lost", 15, "the loss to be seen")
+    assert gpu(hub, gpus[0].uuid).power_w is None and gpu(hub, gpus[1].uuid).power_w is not None
+    assert hub.order_caps([order(gpus, 1)]).result(10)[0].ok
+
+
+def test_a_gpu_that_hangs_holds_up_no_other(gpus: SimGpus, hub: Hub, start: Start) -> None:
+    start()
+    node(hub)
+    wait_until(lambda: gpu(hub, gpus[0].uuid).power_w is not None, 10, "figures")
+    gpus[0].set_slow(3.0)
+    wait_until(lambda: gpu(hub, gpus[0].uuid).power_w is None, 15, "its figures to be unknown")
+    assert gpu(hub, gpus[1].uuid).power_w is not None and hub.nodes()[0].connected
+    (result,) = hub.order_caps([order(gpus, 1)]).result(10)
+    assert result.ok and (result.took_s or 9) < 2
+    gpus[0].set_slow(0)
+
+
+def test_without_a_right_to_set_limits_it_measures_all_the_same(gpus: SimGpus, hub: Hub, start: Start) -> None:
+    for one in gpus:
+        one.set_no_permission()
+    start()
+    seen = node(hub)
+    assert not seen.can_cap and "root" in seen.why_not
+    wait_until(lambda: gpu(hub, gpus[0].uuid).power_w is not None, 10, "figures")
+    assert not hub.order_caps([order(gpus)]).result(10)[0].ok
+
+
+def test_without_a_driver_it_says_so_and_stays(gpus: SimGpus, hub: Hub, start: Start) -> None:
+    gpus.set_driver_absent()
+    start()
+    seen = node(hub)
+    assert seen.gpus == () and not seen.can_cap and "driver" in seen.why_not
+    assert "driver" in str(hub.order_caps([order(gpus)]).result(10)[0].error)
+
+
+def test_one_agent_a_folder_and_one_agent_a_gpu(gpus: SimGpus, hub: Hub, start: Start) -> None:
+    agent = start()
+    node(hub)
+    with pytest.raises(FolderBusy, match="works in"):
+        start("n2")
+    start("n2", "other")
+    second = node(hub, "n2")
+    assert second.gpus == () and "another agent looks after" in second.why_not
+    agent.stop()
+    devices = OwnDevices()  # the first one's are free again
+    assert [info.uuid for info in devices.infos()] == [one.uuid for one in gpus]
+    devices.close()
+
+
+def test_a_look_at_what_it_sees_sets_nothing(gpus: SimGpus) -> None:
+    gpus[1].set_limit(300.0)
+    with working(gpus, visible="0", GRIDSHIFT_JOB_ID="job-7") as process:
+        seen = json.loads(json.dumps(once()))
+    assert seen["simulated"] and seen["error"] is None and len(seen["gpus"]) == 2
+    first, second = seen["gpus"]
+    assert [(one["pid"], one["job_id"]) for one in first["processes"]] == [(process.pid, "job-7")]
+    assert second["limit_w"] == 300.0 and second["processes"] == [] and second["reading"]["power_w"] > 0
+    assert gpus[1].limit_w == 300.0
+    gpus.set_driver_absent()
+    assert once()["gpus"] == [] and "driver" in once()["error"]
+
+
+def test_only_what_is_new_is_told_before_its_time() -> None:
+    def live(**more: Any) -> dict[str, Any]:
+        one = {"uuid": "G", "power_w": 300.0, "limit_w": 400.0, "enforced_w": 400.0, "throttle": [], "idle_state": "active"}
+        one |= {"jobs": ["a"], "cap": {"state": "none", "wanted_w": None}, "temperature_c": 40.0} | more
+        return {"gpus": [one], "frozen": [], "alarms": []}
+
+    assert differs(None, live()) and not differs(live(), live(temperature_c=60.0)) and not differs(live(), live(power_w=305.9))
+    assert differs(live(), live(power_w=307.0)) and differs(live(), live(power_w=None)) and differs(live(), live(jobs=[]))
+    assert differs(live(), live(cap={"state": "enforced", "wanted_w": 250.0})) and differs(live(), {**live(), "alarms": [1]})
+    assert differs(live(), {**live(), "gpus": []}) and differs(live(), {**live(), "leases": []})

@@ -1,0 +1,337 @@
+"""The hub: who is connected, what they say, and what becomes of orders to them."""
+
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from dispatcher.power.hub import CapOrder, CapResult, Hub, Release
+
+START = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+
+class Time:
+    """Moves when told."""
+
+    def __init__(self) -> None:
+        self.s = 0.0
+
+    def now(self) -> datetime:
+        return START + timedelta(seconds=self.s)
+
+    def mono(self) -> float:
+        return self.s
+
+
+class Agent:
+    """A session that keeps what it was sent."""
+
+    def __init__(self, hub: Hub, node_id: str = "n1", region: str = "north", gpus: int = 2, **hello: Any) -> None:
+        self.hub, self.node_id, self.region = hub, node_id, region
+        self.sent: list[dict[str, Any]] = []
+        self.closed: str | None = None
+        self.uuids = [f"GPU-{node_id}-{i}" for i in range(gpus)]
+        self.hello = {
+            "type": "hello",
+            "protocol": 1,
+            "node": {"node_id": node_id, "hostname": f"host-{node_id}", "branch": "rack-1", "simulated": True},
+            "can_cap": True,
+            "why_not": "",
+            "gpus": [
+                {"uuid": uuid, "index": i, "name": "Card", "min_w": 200.0, "max_w": 700.0, "default_w": 700.0}
+                for i, uuid in enumerate(self.uuids)
+            ],
+            "leases": [],
+            "epoch": 0,
+            **hello,
+        }
+
+    def send(self, text: str) -> None:
+        self.sent.append(json.loads(text))
+
+    def close(self, why: str) -> None:
+        self.closed = why
+
+    def say(self, frame: Mapping[str, Any]) -> dict[str, Any] | None:
+        reply = self.hub.receive(self, self.region, json.dumps(frame))
+        return None if reply is None else dict(json.loads(reply))
+
+    def connect(self) -> "Agent":
+        assert self.say(self.hello) is None
+        return self
+
+    def live(self, power_w: float | None = 400.0, **more: Any) -> None:
+        gpu = {"uuid": self.uuids[0], "power_w": power_w, "limit_w": 700.0, "idle_state": "active", "jobs": ["j1"], **more}
+        assert self.say({"type": "live", "at": 1.0, "gpus": [gpu], "frozen": [], "alarms": []}) is None
+
+    def answer(self, order: Mapping[str, Any], **more: Any) -> None:
+        said = [{"lease_id": one["lease_id"], "ok": True, "enforced_w": one["limit_w"], "took_s": 0.02} for one in order["set"]]
+        said += [{"lease_id": lease, "ok": True} for lease in order["release"]]
+        assert self.say({"type": "results", "order": order["order"], "results": [{**one, **more} for one in said]}) is None
+
+
+def make(**more: Any) -> tuple[Hub, Time]:
+    time = Time()
+    return Hub(epoch=5, now=time.now, mono=time.mono, **more), time
+
+
+def cap(agent: Agent, lease_id: str = "l1", limit_w: float = 350.0) -> CapOrder:
+    return CapOrder(lease_id, "economic", agent.node_id, agent.uuids[0], limit_w, 60.0, "night")
+
+
+def test_a_node_is_seen_with_its_figures() -> None:
+    hub, _ = make()
+    agent = Agent(hub).connect()
+    agent.live(412.5, cap={"state": "enforced", "wanted_w": 350.0, "since": START.timestamp(), "detail": "as ordered"})
+    (node,) = hub.nodes()
+    assert (node.node_id, node.region, node.branch, node.connected, node.simulated) == ("n1", "north", "rack-1", True, True)
+    first, second = node.gpus
+    assert (first.power_w, first.jobs, first.default_w, first.cap.state, first.cap.since) == (
+        412.5,
+        ("j1",),
+        700.0,
+        "enforced",
+        START,
+    )
+    assert (second.power_w, second.cap.state) == (None, "unknown")  # nothing was said of it: that is not 0 W
+    assert hub.gpus_of("j1") == [first] and hub.gpus_of("j2") == []
+
+
+def test_the_figures_of_a_silent_node_are_unknown_and_it_is_an_alarm() -> None:
+    hub, time = make()
+    agent = Agent(hub).connect()
+    agent.live()
+    time.s = 10.0
+    assert hub.nodes()[0].gpus[0].power_w == 400.0 and hub.alarms() == []
+    time.s = 10.5
+    (node,) = hub.nodes()
+    assert not node.connected and node.gpus[0].power_w is None and node.gpus[0].cap.state == "unknown"
+    assert node.last_seen_at == START and hub.gpus_of("j1") == []
+    ((key, region, sentence),) = hub.alarms()
+    assert (key, region) == ("silent n1", "north") and "silent since 2026-03-01 12:00:00 UTC" in sentence
+    agent.live(300.0)
+    assert hub.nodes()[0].gpus[0].power_w == 300.0 and hub.alarms() == []
+
+
+def test_a_node_that_is_gone_for_long_is_forgotten() -> None:
+    hub, time = make()
+    hub.gone(Agent(hub).connect())
+    time.s = 3600.0
+    hub.sweep()
+    assert [node.connected for node in hub.nodes()] == [False]
+    time.s = 3601.0
+    hub.sweep()
+    assert hub.nodes() == [] and hub.node("n1") is None
+
+
+def test_the_branch_is_looked_up_where_the_node_names_none() -> None:
+    hub, _ = make(branch_of=lambda region, hostname: f"{region}/{hostname}")
+    Agent(hub, node={"node_id": "n1", "hostname": "h"}).connect()
+    assert hub.nodes()[0].branch == "north/h"
+
+
+def test_orders_go_out_one_frame_a_node_and_come_back_one_result_each() -> None:
+    hub, _ = make()
+    one, two = Agent(hub, "n1").connect(), Agent(hub, "n2").connect()
+    orders = [cap(two, "l2", 300.0), cap(one, "l1"), CapOrder("l3", "event", "n1", one.uuids[1], 400.0, None, "event")]
+    future = hub.order_caps(orders, [Release("n2", "old")])
+    assert len(one.sent) == len(two.sent) == 1 and not future.done()
+    frame = one.sent[0]
+    assert frame["type"] == "orders" and frame["epoch"] == 5 and frame["release"] == []
+    assert [(c["lease_id"], c["ttl_s"], c["limit_w"]) for c in frame["set"]] == [("l1", 60.0, 350.0), ("l3", None, 400.0)]
+    one.answer(frame)
+    assert not future.done()
+    two.answer(two.sent[0])
+    results = future.result(0)
+    assert [(r.node_id, r.lease_id, r.ok, r.enforced_w) for r in results] == [
+        ("n2", "l2", True, 300.0),
+        ("n1", "l1", True, 350.0),
+        ("n1", "l3", True, 400.0),
+        ("n2", "old", True, None),
+    ]
+
+
+def test_what_a_node_refuses_is_told() -> None:
+    hub, _ = make()
+    agent = Agent(hub).connect()
+    future = hub.order_caps([cap(agent)])
+    agent.answer(agent.sent[0], ok=False, enforced_w=None, error="no right to set limits")
+    assert future.result(0) == [CapResult("n1", "l1", False, None, 0.02, "no right to set limits")]
+
+
+def test_an_answer_that_says_nothing_is_no_success() -> None:
+    hub, _ = make()
+    agent = Agent(hub).connect()
+    future = hub.order_caps([cap(agent)])
+    agent.say({"type": "results", "order": agent.sent[0]["order"]})
+    assert "said nothing of this lease" in str(future.result(0)[0].error)
+
+
+def test_orders_to_nobody_fail_at_once() -> None:
+    hub, _ = make()
+    agent = Agent(hub).connect()
+    hub.gone(agent)
+    unknown = CapOrder("l9", "economic", "n9", "GPU-9", 300.0, 60.0, "")
+    results = hub.order_caps([cap(agent), unknown]).result(0)
+    assert [r.error for r in results] == ["its agent is not connected", "no agent of it is known"]
+    assert hub.order_caps([]).result(0) == []
+
+
+def test_an_order_without_an_answer_is_unknown_not_done() -> None:
+    hub, time = make()
+    one, two = Agent(hub, "n1").connect(), Agent(hub, "n2").connect()
+    future = hub.order_caps([cap(one, "l1"), cap(two, "l2")])
+    one.answer(one.sent[0])
+    hub.sweep()
+    assert not future.done()
+    time.s = 10.0
+    hub.sweep()
+    first, second = future.result(0)
+    assert first.ok and not second.ok and "not known whether it was done" in str(second.error)
+    two.answer(two.sent[0])  # too late: nobody waits, nothing breaks
+
+
+def test_a_connection_that_is_lost_ends_what_waits_for_it() -> None:
+    hub, _ = make()
+    agent = Agent(hub).connect()
+    future = hub.order_caps([cap(agent)])
+    hub.gone(agent)
+    assert "connection was lost" in str(future.result(0)[0].error)
+
+
+def test_a_node_that_connects_again_replaces_its_old_connection() -> None:
+    hub, _ = make()
+    old = Agent(hub).connect()
+    future = hub.order_caps([cap(old)])
+    new = Agent(hub).connect()
+    assert old.closed is not None and "connected anew" in str(future.result(0)[0].error)
+    hub.gone(old)  # the old one's end comes late, and takes nothing from the new one
+    assert hub.nodes()[0].connected
+    assert old.say({"type": "live", "gpus": []}) == {"type": "error", "message": "the first frame must be hello"}
+    hub.order_caps([cap(new)])
+    assert len(new.sent) == 1 and len(old.sent) == 1
+
+
+def test_a_node_does_not_change_its_region_while_it_is_connected() -> None:
+    hub, time = make()
+    Agent(hub).connect()
+    elsewhere = Agent(hub, region="south")
+    reply = elsewhere.say(elsewhere.hello)
+    assert reply is not None and "connected from region north" in reply["message"]
+    time.s = 11.0  # silent by now
+    assert elsewhere.say(elsewhere.hello) is None
+    assert [node.region for node in hub.nodes()] == ["south"]
+
+
+def test_frames_that_mean_nothing_are_answered_and_change_nothing() -> None:
+    hub, _ = make()
+    agent = Agent(hub)
+    assert agent.say({"type": "live", "gpus": []}) == {"type": "error", "message": "the first frame must be hello"}
+    agent.connect().live()
+    for frame in (
+        {"type": "dance"},
+        {"type": "live", "gpus": [{"uuid": 3}]},
+        {"type": "results"},
+        {"type": "energy", "rows": 3},
+    ):
+        reply = agent.say(frame)
+        assert reply is not None and reply["type"] == "error" and reply["message"]
+    for text in ("no json", b"\x00", "[]"):
+        assert json.loads(str(hub.receive(agent, "north", text)))["type"] == "error"
+    assert hub.nodes()[0].gpus[0].power_w == 400.0
+
+
+def test_energy_is_acknowledged_once_it_is_stored_and_not_before() -> None:
+    hub, _ = make()
+    taken: list[Sequence[Mapping[str, Any]]] = []
+    future: Future[None] = Future()
+
+    def take(rows: Sequence[Mapping[str, Any]]) -> "Future[None]":
+        taken.append(rows)
+        return future
+
+    row = {"start": 60, "end": 120, "uuid": "GPU-n1-0", "job_id": "j", "line": "job", "energy_wh": 2.0, "seconds": 60}
+    frame = {"type": "energy", "batch": 8, "rows": [{**row, "quality": "measured"}]}
+    agent = Agent(hub).connect()
+    assert agent.say(frame) is None and agent.sent == []  # nobody stores yet, so the agent keeps them
+    hub.on_energy = take
+    assert agent.say(frame) is None and agent.sent == []
+    assert taken[0][0]["node_id"] == "n1" and taken[0][0]["region"] == "north" and taken[0][0]["simulated"] is True
+    future.set_result(None)
+    assert agent.sent == [{"type": "energy_ack", "batch": 8}]
+
+
+def test_energy_that_could_not_be_stored_is_not_acknowledged() -> None:
+    hub, _ = make()
+    future: Future[None] = Future()
+    hub.on_energy = lambda rows: future
+    agent = Agent(hub).connect()
+    agent.say({"type": "energy", "batch": 8, "rows": []})
+    future.set_exception(OSError("disk full"))
+    assert agent.sent == []
+
+
+def test_a_freeze_goes_to_every_node_of_the_region() -> None:
+    hub, _ = make()
+    north, south = Agent(hub, "n1").connect(), Agent(hub, "n2", "south").connect()
+    future = hub.freeze("j1", ttl_s=30.0, freeze_max_s=60.0, region="north")
+    assert south.sent == [] and north.sent[0]["job_id"] == "j1" and north.sent[0]["ttl_s"] == 30.0
+    north.say({"type": "results", "order": north.sent[0]["order"], "results": [{"ok": True, "processes": 3}]})
+    (result,) = future.result(0)
+    assert (result.node_id, result.ok, result.processes) == ("n1", True, 3)
+    everywhere = hub.thaw("j1")
+    assert [agent.sent[-1]["type"] for agent in (north, south)] == ["thaw", "thaw"] and not everywhere.done()
+
+
+def test_leases_are_known_from_hello_and_kept_up_by_live() -> None:
+    hub, time = make()
+    lease = {"lease_id": "a", "kind": "event", "uuid": "GPU-n1-0", "limit_w": 300.0, "ends_in_s": 90.0, "epoch": 4}
+    agent = Agent(hub, leases=[lease]).connect()
+    (held,) = hub.nodes()[0].leases
+    assert (held.lease_id, held.kind, held.limit_w, held.epoch) == ("a", "event", 300.0, 4)
+    assert held.ends_at == START + timedelta(seconds=90)
+    time.s = 5.0
+    agent.live()
+    assert hub.nodes()[0].leases == (held,)
+    agent.say({"type": "live", "gpus": [], "leases": [{**lease, "ends_in_s": None}]})
+    assert hub.nodes()[0].leases[0].ends_at is None
+
+
+def test_a_node_that_obeyed_a_newer_control_plane_is_an_alarm() -> None:
+    seen: list[int] = []
+    hub, _ = make(on_epoch=seen.append)
+    Agent(hub, epoch=5).connect()
+    assert seen == [] and hub.alarms() == []
+    Agent(hub, "n2", epoch=9).connect()
+    assert seen == [9] and "epoch 9, ours is 5" in hub.alarms()[0][2]
+
+
+def test_many_nodes_are_ordered_at_once_without_a_thread_each() -> None:
+    hub, _ = make()
+    agents = [Agent(hub, f"n{i:04}", gpus=8).connect() for i in range(1250)]
+    before = threading.active_count()
+    future = hub.order_caps([cap(agent, f"l-{agent.node_id}") for agent in agents])
+    assert threading.active_count() == before
+    assert all(len(agent.sent) == 1 for agent in agents)
+    for agent in agents:
+        agent.answer(agent.sent[0])
+    assert all(result.ok for result in future.result(0)) and len(hub.nodes()) == 1250
+
+
+def test_orders_and_answers_may_come_from_many_threads() -> None:
+    hub, _ = make()
+    agents = [Agent(hub, f"n{i}").connect() for i in range(8)]
+    futures: list[Future[list[CapResult]]] = []
+
+    def run(calls: Sequence[Callable[[], object]]) -> None:
+        threads = [threading.Thread(target=call) for call in calls]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+
+    run([lambda i=i: futures.append(hub.order_caps([cap(a, f"{i}") for a in agents])) for i in range(8)])  # type: ignore[misc]
+    run([lambda a=a: [a.answer(frame) for frame in list(a.sent)] for a in agents])  # type: ignore[misc]
+    assert len(futures) == 8 and all(result.ok for future in futures for result in future.result(5))

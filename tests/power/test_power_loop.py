@@ -1,0 +1,503 @@
+"""The power loop over agents that live in the test: which leases stand, when they are sent, renewed, lowered and let go."""
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from dispatcher.config import Config
+from dispatcher.power.caps import CapLoop
+from dispatcher.power.hub import Hub
+from policies.cap_model import LEAST_CAP, PLANNED_CAPS
+from policies.world import (
+    Budget,
+    Flexibility,
+    JobState,
+    JobView,
+    Pausable,
+    Placement,
+    Plan,
+    RegionView,
+    Settings,
+    World,
+)
+from tests.dispatcher.test_control import advance, simulation, state, submit
+
+START = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+
+class Agent:
+    """A node with GPUs that draw what their jobs ask for, up to the lowest of their leases."""
+
+    def __init__(self, test: "Site", node_id: str, jobs: list[list[str]], *, draw_w: float = 600.0, **more: Any) -> None:
+        self.test, self.node_id, self.jobs, self.draw_w = test, node_id, jobs, draw_w
+        self.branch: str | None = more.pop("branch", None)
+        self.can_cap: bool = more.pop("can_cap", True)
+        self.obeys: bool = more.pop("obeys", True)
+        self.leases: dict[str, dict[str, Any]] = more.pop("leases", {})
+        self.orders: list[dict[str, Any]] = []
+        self.uuids = [f"GPU-{node_id}-{at}" for at in range(len(jobs))]
+
+    def send(self, text: str) -> None:
+        frame = json.loads(text)
+        self.orders.append(frame)
+        for one in frame["set"]:
+            ends = None if one["ttl_s"] is None else self.test.s + one["ttl_s"]
+            self.leases[one["lease_id"]] = {**one, "ends": ends}
+        for name in frame["release"]:
+            self.leases.pop(name, None)
+        said = [
+            {"lease_id": one["lease_id"], "ok": self.obeys, "error": None if self.obeys else "busy"} for one in frame["set"]
+        ]
+        self.say({"type": "results", "order": frame["order"], "results": said})
+
+    def close(self, why: str) -> None: ...
+
+    def say(self, frame: dict[str, Any]) -> None:
+        assert self.test.hub.receive(self, "north", json.dumps(frame)) is None
+
+    def cap(self, uuid: str) -> float:
+        """The limit in force on a GPU, W."""
+        live = [one for one in self.leases.values() if one["ends"] is None or one["ends"] > self.test.s]
+        return min([700.0, *(one["limit_w"] for one in live if one["uuid"] == uuid and self.obeys)])
+
+    def caps(self) -> list[float]:
+        return [self.cap(uuid) for uuid in self.uuids]
+
+    def drawn_w(self) -> float:
+        return sum(min(self.cap(uuid), self.draw_w if jobs else 60.0) for uuid, jobs in zip(self.uuids, self.jobs, strict=True))
+
+    def _leases(self) -> list[dict[str, Any]]:
+        keys = ("lease_id", "kind", "uuid", "limit_w")
+        return [{key: one[key] for key in keys} | {"epoch": 1} for one in self.leases.values()]
+
+    def hello(self) -> None:
+        gpus = [
+            {"uuid": uuid, "index": at, "name": "NVIDIA H100 80GB HBM3", "min_w": 200.0, "max_w": 700.0, "default_w": 700.0}
+            for at, uuid in enumerate(self.uuids)
+        ]
+        node = {"node_id": self.node_id, "hostname": f"host-{self.node_id}", "branch": self.branch, "simulated": True}
+        why = "" if self.can_cap else "no permission to set limits"
+        self.say(
+            {
+                "type": "hello",
+                "protocol": 1,
+                "node": node,
+                "can_cap": self.can_cap,
+                "why_not": why,
+                "gpus": gpus,
+                "leases": self._leases(),
+                "epoch": 0,
+            }
+        )
+
+    def live(self) -> None:
+        gpus = [
+            {
+                "uuid": uuid,
+                "power_w": min(self.cap(uuid), self.draw_w if jobs else 60.0),
+                "limit_w": self.cap(uuid),
+                "enforced_w": self.cap(uuid),
+                "idle_state": "active" if jobs else "deep_idle",
+                "jobs": jobs,
+            }
+            for uuid, jobs in zip(self.uuids, self.jobs, strict=True)
+        ]
+        self.say({"type": "live", "at": 1.0, "gpus": gpus, "frozen": [], "alarms": [], "leases": self._leases()})
+
+
+class Site:
+    """A region, its agents and the loop, in time that moves when told."""
+
+    def __init__(self, **region: Any) -> None:
+        self.s = 0.0
+        one = {"name": "north", "address": "http://north", "price": [{"feed": "synthetic"}], **region}
+        self.hub = Hub(epoch=2, now=self.now, mono=lambda: self.s)
+        self.loop = CapLoop(Config.model_validate({"region": [one]}), self.hub, mono=lambda: self.s)
+        self.limit_w: float | None = region.get("power_limit_w")
+        self.agents: list[Agent] = []
+        self.jobs: dict[str, JobView] = {}
+        self.budgets: tuple[Budget, ...] = ()
+        self.plan: Plan | None = None
+
+    def now(self) -> datetime:
+        return START + timedelta(seconds=self.s)
+
+    def agent(self, node_id: str, jobs: list[list[str]], **more: Any) -> Agent:
+        agent = Agent(self, node_id, jobs, **more)
+        self.agents.append(agent)
+        agent.hello()
+        return agent
+
+    def job(self, job_id: str, gpus: float = 1.0, **more: Any) -> None:
+        fields: dict[str, Any] = {"flexible": True, "deadline_at": None, "earliest_at": None, "runtime_s": 7200.0}
+        fields |= {"runtime_given": True, "gpus": gpus, "power_w": 600.0 * gpus, "tier": "flex-3"}
+        own = {key: more.pop(key) for key in list(more) if key in JobView.__dataclass_fields__}
+        flex = Flexibility(**{**fields, **more})
+        ran = {"region": "north", "run_started_at": START - timedelta(hours=1), "attempt": 1}
+        self.jobs[job_id] = JobView(job_id, JobState.RUNNING, START, START, flex, 7200.0, **{**ran, **own})
+
+    def world(self) -> World:
+        view = RegionView("north", True, None, None, self.limit_w, None, None, pue=1.25)
+        jobs = tuple(replace(job, cap=self.loop.cap_of(job.id)) for job in self.jobs.values())
+        return World(self.now(), jobs, (view,), self.budgets, settings=Settings(), plan=self.plan)
+
+    def event(self, limit_w: float, end_s: float | None, start_s: float = 0.0, event_id: str = "ev") -> None:
+        end = None if end_s is None else START + timedelta(seconds=end_s)
+        begin = START + timedelta(seconds=start_s)
+        self.budgets = (*self.budgets, Budget("north", begin, end, limit_w, event_id, f"event {event_id}"))
+
+    def seconds(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.s += 1.0
+            for agent in self.agents:
+                agent.live()
+            self.loop.power(self.world(), self.now())
+
+    def drawn_w(self) -> float:
+        """At the meter."""
+        return sum(agent.drawn_w() for agent in self.agents) * 1.25
+
+    def sentences(self) -> list[str]:
+        return [sentence for _, _, sentence in self.loop.alarms(self.now())]
+
+
+def four(**more: Any) -> tuple[Site, Agent]:
+    """One node whose four GPUs run one job each, 3000 W at the meter."""
+    site = Site(**more)
+    for at in range(4):
+        site.job(f"j{at}")
+    return site, site.agent("n1", [[f"j{at}"] for at in range(4)])
+
+
+def test_without_limits_nothing_is_sent() -> None:
+    site, agent = four()
+    site.seconds(5)
+    assert agent.orders == [] and site.sentences() == []
+
+
+def test_an_event_caps_until_its_own_end_and_is_sent_once() -> None:
+    site, agent = four()
+    site.event(2400.0, end_s=900.0)
+    site.seconds(30)
+    assert site.drawn_w() <= 2400.0 and all(LEAST_CAP * 700 <= cap < 600 for cap in agent.caps())
+    assert len(agent.orders) == 1
+    (order,) = agent.orders
+    assert {one["kind"] for one in order["set"]} == {"event"}
+    assert {one["ttl_s"] for one in order["set"]} == {899.0}
+    assert "event ev" in order["set"][0]["reason"]
+    site.s = 899.0
+    site.seconds(1)
+    assert agent.caps() == [700.0] * 4  # the agent's own clock ended them
+    site.seconds(2)
+    assert agent.leases == {}
+
+
+def test_an_open_event_has_no_end_and_its_release_lifts_the_caps() -> None:
+    site, agent = four()
+    site.event(2400.0, end_s=None)
+    site.seconds(2)
+    assert {one["ttl_s"] for one in agent.orders[0]["set"]} == {None}
+    site.budgets = ()
+    site.seconds(2)
+    assert agent.leases == {} and agent.caps() == [700.0] * 4
+
+
+def test_a_limit_is_met_before_it_begins() -> None:
+    site, agent = four()
+    site.event(2400.0, start_s=20.0, end_s=500.0)
+    site.seconds(13)
+    assert agent.orders == []
+    site.seconds(5)
+    assert site.drawn_w() <= 2400.0
+
+
+def test_a_standing_limit_is_kept_by_leases_that_are_renewed() -> None:
+    site, agent = four(power_limit_w=2500.0)
+    site.seconds(45)
+    assert site.drawn_w() <= 2500.0
+    sets = [order["set"] for order in agent.orders if order["set"]]
+    assert len(sets) == 3  # at once, after 20 s, after 40 s
+    assert {(one["kind"], one["ttl_s"]) for some in sets for one in some} == {("economic", 60.0)}
+
+
+def test_an_event_and_a_standing_limit_each_have_their_leases() -> None:
+    site, agent = four(power_limit_w=2700.0)
+    site.event(2300.0, end_s=100.0)
+    site.seconds(2)
+    assert {one["kind"] for one in agent.leases.values()} == {"economic", "event"}
+    assert site.drawn_w() <= 2300.0
+    site.s = 100.0
+    site.seconds(2)
+    assert {one["kind"] for one in agent.leases.values()} == {"economic"}
+    assert 2300.0 < site.drawn_w() <= 2700.0
+
+
+def test_tiers_and_least_caps_are_obeyed_and_serving_is_never_capped() -> None:
+    site = Site()
+    site.job("served", flexible=False, tier="flex-0")
+    site.job("strict", tier="flex-1")
+    site.job("half", tier="flex-3", min_cap=0.75)
+    site.job("soft", tier="flex-3")
+    agent = site.agent("n1", [["served"], ["strict"], ["half"], ["soft"], ["nobody-knows"], []])
+    site.event(2000.0, end_s=600.0)
+    site.seconds(3)
+    served, strict, half, soft, unknown, idle = agent.caps()
+    assert (served, unknown, idle) == (700.0, 700.0, 700.0)
+    assert strict > 500.0 and half >= 525.0 and soft == LEAST_CAP * 700.0
+    (sentence,) = site.sentences()
+    assert "above its limit" in sentence and "nothing there can pause" in sentence
+
+
+def test_what_caps_cannot_reach_names_who_would_pause() -> None:
+    site, agent = four()
+    site.job("j3", pausable=Pausable.CHECKPOINT)
+    site.event(1600.0, end_s=600.0)
+    site.seconds(2)
+    assert agent.caps() == [350.0] * 4
+    (sentence,) = site.sentences()
+    assert "pausing j3 would meet it" in sentence and "kW above its limit" in sentence
+
+
+def test_a_node_that_cannot_cap_is_left_alone_and_said() -> None:
+    site = Site()
+    site.job("j0")
+    site.job("j1")
+    able, unable = site.agent("n1", [["j0"]]), site.agent("n2", [["j1"]], can_cap=False)
+    site.event(1000.0, end_s=600.0)
+    site.seconds(2)
+    assert unable.orders == [] and able.caps() == [350.0]
+    (sentence,) = site.sentences()
+    assert "1 GPUs are not capped: the agent there cannot cap: no permission to set limits" in sentence
+
+
+def test_a_branch_has_its_own_limit() -> None:
+    site = Site(branch=[{"name": "rack-1", "power_limit_w": 1100.0}])
+    for at in range(4):
+        site.job(f"j{at}")
+    tight = site.agent("n1", [["j0"], ["j1"]], branch="rack-1")
+    free = site.agent("n2", [["j2"], ["j3"]], branch="rack-2")
+    site.seconds(2)
+    assert tight.drawn_w() * 1.25 <= 1100.0
+    assert free.caps() == [700.0] * 2
+
+
+def test_a_cap_that_is_not_enforced_is_an_alarm_after_five_seconds_and_tried_again() -> None:
+    site, agent = four()
+    agent.obeys = False
+    site.event(2400.0, end_s=600.0)
+    site.seconds(4)
+    assert len(agent.orders) == 1 and site.sentences() == []
+    site.seconds(4)
+    assert len(agent.orders) == 2
+    (sentence,) = site.sentences()
+    assert "4 of 4 GPUs of host-n1 do not hold their cap after 5 s" in sentence and "busy" in sentence
+    agent.obeys = True
+    site.seconds(6)
+    assert site.sentences() == [] and site.drawn_w() <= 2400.0
+
+
+def test_leases_of_an_earlier_control_plane_that_nobody_wants_are_released_and_others_left() -> None:
+    site = Site()
+    site.job("j0")
+    old = {"lease_id": "event old GPU-n1-0", "kind": "event", "uuid": "GPU-n1-0", "limit_w": 400.0, "ends": None}
+    other = {"lease_id": "by hand", "kind": "event", "uuid": "GPU-n1-0", "limit_w": 500.0, "ends": None}
+    agent = site.agent("n1", [["j0"]], leases={old["lease_id"]: old, other["lease_id"]: other})
+    site.seconds(2)
+    assert list(agent.leases) == ["by hand"]
+
+
+def test_a_lease_that_its_node_has_lost_is_sent_again() -> None:
+    site, agent = four()
+    site.event(2400.0, end_s=600.0)
+    site.seconds(2)
+    agent.leases.clear()
+    site.seconds(7)
+    assert site.drawn_w() <= 2400.0
+
+
+def test_a_silent_node_counts_with_the_most_it_may_draw() -> None:
+    site = Site()
+    site.job("j0")
+    site.job("j1")
+    site.agent("n1", [["j0"]])
+    heard = site.agent("n2", [["j1"]])
+    site.seconds(2)
+    site.agents = [heard]  # n1 says nothing more
+    site.seconds(12)
+    site.event(1200.0, end_s=600.0)
+    site.seconds(2)
+    # 600 W of the silent one are taken as drawn: the other has (1200 x 0.99 / 1.25) - 600 W.
+    assert heard.caps() == [350.0]
+    site.budgets = ()
+    site.event(1300.0, end_s=600.0, event_id="ev2")
+    site.seconds(3)
+    assert heard.caps() == [429.0]
+
+
+def test_leases_of_a_silent_node_still_count() -> None:
+    site = Site()
+    site.job("j0")
+    site.job("j1")
+    site.agent("n1", [["j0"]])
+    heard = site.agent("n2", [["j1"]])
+    site.event(1200.0, end_s=600.0)
+    site.seconds(2)
+    before = heard.caps()
+    site.agents = [heard]
+    site.seconds(15)
+    assert heard.caps() == before  # its event lease holds the other without us
+
+
+def test_a_job_that_no_agent_has_seen_counts_with_what_it_states() -> None:
+    site, agent = four()
+    site.job("elsewhere", gpus=0.0, power_w=400.0)
+    site.event(2800.0, end_s=600.0)
+    site.seconds(2)
+    assert site.drawn_w() <= 2800.0 - 400.0 * 1.25 and min(agent.caps()) > 350.0
+
+
+def test_more_room_raises_caps_and_noise_sends_nothing() -> None:
+    site, agent = four()
+    site.event(2300.0, end_s=600.0)
+    site.seconds(2)
+    before = agent.caps()
+    agent.draw_w = 600.5
+    site.seconds(10)
+    assert len(agent.orders) == 1
+    site.jobs.pop("j3")
+    agent.jobs[3] = []
+    site.seconds(3)
+    assert all(new > old for new, old in zip(agent.caps()[:3], before[:3], strict=True))
+    assert site.drawn_w() <= 2300.0
+
+
+# --- the plan's caps ----------------------------------------------------------------------------------------------
+
+
+def test_the_plan_is_offered_caps_only_while_every_agent_there_can_cap() -> None:
+    site = Site()
+    assert site.loop.points("north") == ()
+    site.agent("n1", [[]])
+    site.seconds(1)
+    points = site.loop.points("north")
+    assert [point.cap for point in points] == list(PLANNED_CAPS)
+    assert all(point.cap >= LEAST_CAP and point.draw < 1.0 and point.draw < point.speed < 1.0 for point in points)
+    site.agent("n2", [[]], can_cap=False)
+    site.seconds(1)
+    assert site.loop.points("north") == ()
+
+
+def test_a_job_launched_under_a_cap_gets_and_keeps_it() -> None:
+    site = Site()
+    site.job("j0")
+    agent = site.agent("n1", [["j0"], []])
+    site.loop.launched("j0", 0.7, site.now())
+    site.seconds(25)
+    assert agent.caps() == [490.0, 700.0] and site.loop.cap_of("j0") == 0.7
+    assert [one["ttl_s"] for order in agent.orders for one in order["set"]] == [60.0, 60.0]
+    site.jobs.clear()
+    agent.jobs[0] = []
+    site.seconds(2)
+    assert agent.leases == {} and site.loop.cap_of("j0") == 1.0
+
+
+def test_a_new_plan_moves_the_cap_of_a_running_job() -> None:
+    site = Site()
+    site.job("j0")
+    agent = site.agent("n1", [["j0"]])
+    interval = (START, START + timedelta(hours=2))
+    for cap, expected in ((0.8, 560.0), (0.6, 420.0), (1.0, 700.0)):
+        placement = Placement("j0", "north", (interval,), 1.0, 1.0, None, 0.0, "cheap", cap=cap)
+        self_made = Plan(site.now(), START + timedelta(days=1), 900, {"j0": placement}, {}, 0.0)
+        site.plan = self_made
+        site.seconds(2)
+        assert agent.caps() == [expected]
+
+
+def test_the_cap_of_a_running_job_outlives_the_control_plane() -> None:
+    site = Site()
+    site.job("j0")
+    lease = {"lease_id": "plan j0 GPU-n1-0", "kind": "economic", "uuid": "GPU-n1-0", "limit_w": 490.0, "ends": 60.0}
+    agent = site.agent("n1", [["j0"]], leases={lease["lease_id"]: lease})
+    site.seconds(1)
+    assert site.loop.cap_of("j0") == 0.7 and agent.caps() == [490.0]
+    assert agent.leases[lease["lease_id"]]["ends"] == 61.0  # renewed
+
+
+def test_run_times_under_a_cap_teach_how_long_the_group_runs_without() -> None:
+    site = Site()
+    site.job("j0", group="train")
+    site.agent("n1", [["j0"]])
+    site.loop.launched("j0", 0.6, site.now())
+    site.seconds(3)
+    before = site.loop.learned.curve("train", "NVIDIA H100 80GB HBM3").at(0.6)[0]
+    uncapped_s = site.loop.uncapped_s("j0", "train", 4000.0, 3000.0)
+    after = site.loop.learned.curve("train", "NVIDIA H100 80GB HBM3")
+    assert after.observations == 1 and after.at(0.6)[0] < before
+    assert 3000.0 <= uncapped_s < 4000.0
+    assert site.loop.uncapped_s("never-capped", "train", 500.0, 400.0) == 500.0
+
+
+def test_a_group_teaches_what_it_draws() -> None:
+    site = Site()
+    site.job("j0", group="light", power_w=650.0)
+    site.agent("n1", [["j0"]], draw_w=300.0)
+    site.seconds(65)
+    assert site.loop.learned.draw("light", "NVIDIA H100 80GB HBM3")[0] == pytest.approx(300 / 700, abs=0.06)
+
+
+def test_a_gpu_that_tells_nothing_is_not_counted_as_nothing_in_silence() -> None:
+    site, agent = four()
+    site.seconds(1)
+    bare = Agent(site, "n2", [[]])
+    hello = {"uuid": bare.uuids[0], "index": 0, "name": "Old card", "min_w": None, "max_w": None, "default_w": None}
+    node = {"node_id": "n2", "hostname": "host-n2", "branch": None, "simulated": True}
+    frame = {"type": "hello", "protocol": 1, "node": node, "can_cap": False, "why_not": "old driver", "gpus": [hello]}
+    bare.say({**frame, "leases": [], "epoch": 0})
+    site.event(2400.0, end_s=60.0)
+    site.seconds(2)
+    assert any("1 GPUs in north tell neither what they draw nor what they may" in one for one in site.sentences())
+    assert site.drawn_w() <= 2400.0 and agent.orders
+
+
+def test_the_control_loop_sees_the_caps_that_jobs_run_under_and_those_that_can_be_set() -> None:
+    sim = simulation()
+    loop = CapLoop(sim.control.config, Hub(epoch=1))
+    sim.control._caps = loop
+    advance(sim, 3)
+    submit(sim, "j", run_s=600.0, gpus=1.0, tier="flex-3", deadline="10m")
+    advance(sim, 30)
+    assert state(sim, "j") is JobState.RUNNING
+    loop.launched("j", 0.7, sim.clock.now())
+    advance(sim, 2)
+    (view,) = sim.control.snapshot().world.jobs
+    assert view.cap == 0.7
+    assert sim.control.snapshot().world.regions[0].caps == ()  # no agent is there
+
+
+def test_what_goes_wrong_with_a_region_is_said_and_lifts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    site, agent = four()
+    site.event(2400.0, end_s=600.0)
+    site.seconds(2)
+    before = agent.caps()
+
+    def broken(*_: Any) -> None:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr("dispatcher.power.caps.on_limits", broken)
+    site.seconds(8)
+    assert agent.caps() == before and len(agent.orders) == 1
+    assert any("the caps of north cannot be worked out (a bug)" in one for one in site.sentences())
+
+
+def test_a_limit_over_idle_gpus_needs_nothing_and_one_below_their_draw_is_said() -> None:
+    site = Site(power_limit_w=1000.0)
+    agent = site.agent("n1", [[], []])
+    site.seconds(2)
+    assert agent.orders == [] and site.sentences() == []
+    site.event(100.0, end_s=60.0)
+    site.seconds(2)
+    assert any("nothing there can pause" in one for one in site.sentences())
