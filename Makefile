@@ -52,8 +52,9 @@ check: install ## ruff, formatting, mypy --strict
 bench: install ## all benchmarks, and build/benchmarks.md; ARGS=--quick for a short run
 	@$(BIN)/python -m tests.benchmarks $(ARGS)
 
-chaos: install ## kills the control plane 50 times under load; finds no lost and no doubled job
+chaos: install ## kills the control plane 50 times under load, and agents with it 200 times; finds no lost job and no broken cap
 	@GRIDSHIFT_CHAOS_ROUNDS=50 $(BIN)/python -m pytest tests/real/test_crash.py $(ARGS)
+	@GRIDSHIFT_CHAOS_ROUNDS=200 $(BIN)/python -m pytest tests/real/test_power.py -k kills $(ARGS)
 
 clean: ## removes what make and the tools wrote, not your data
 	@rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

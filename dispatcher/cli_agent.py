@@ -46,6 +46,12 @@ def _state_dir_option(command: Any) -> Any:
 @click.option("--token-file", type=click.Path(path_type=Path), help="File that holds an API token.")
 @click.option("--branch", envvar="GRIDSHIFT_AGENT_BRANCH", help="The branch (rack, PDU) that this machine hangs on.")
 @click.option("--node-id", help="Name of this machine; default its machine id.")
+@click.option(
+    "--protect-foreign/--no-protect-foreign",
+    envvar="GRIDSHIFT_AGENT_PROTECT_FOREIGN",
+    default=True,
+    help="Leave GPUs uncapped on which a process of no job of gridshift's works (default), or cap them all the same.",
+)
 @click.option("--once", is_flag=True, help="Print what the agent would see here, as JSON, and end; sets nothing.")
 @_state_dir_option
 @click.pass_context
@@ -96,6 +102,7 @@ def _settings(options: dict[str, Any]) -> Settings:
         hostname=socket.gethostname(),
         branch=options["branch"],
         version=version,
+        protect_foreign=options["protect_foreign"],
     )
 
 

@@ -53,7 +53,8 @@ def _view(answer: dict[str, Any]) -> RenderableType:
     from dispatcher.render import regions_table
     from dispatcher.render_fleet import fleet_view
 
-    return Group(regions_table(answer["regions"]), Text(), fleet_view(answer["fleet"]))
+    told = Text("draw above: what the jobs there are expected to draw, at the meter (PUE included)", style="dim")
+    return Group(regions_table(answer["regions"]), told, Text(), fleet_view(answer["fleet"]))
 
 
 def _watch(client: Client, region: str | None) -> None:

@@ -254,6 +254,8 @@ EXAMPLE = """\
 #deploy = "auto"
 # Seconds without a word after which what a node draws is unknown.
 #silent_after = "10s"
+# Leave GPUs uncapped on which a process of no job of gridshift's works; limits of events count what they draw as it is.
+#protect_foreign = true
 
 # For how many days what was measured is kept: energy by the minute, energy by the hour, and the readings of meters.
 #[energy]

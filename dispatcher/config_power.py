@@ -53,10 +53,12 @@ Lasting = Annotated[str, AfterValidator(_lasting)]
 
 
 class AgentsConfig(_Section):
-    """``[agents]``: how the power agents get onto the nodes, and when one counts as silent."""
+    """``[agents]``: how the power agents get onto the nodes, when one counts as silent, and whether GPUs on which work of no
+    job of ours runs are left uncapped by economic leases (False: such work is capped along with the job beside it)."""
 
     deploy: Literal["auto", "off"] = "auto"
     silent_after: Lasting = "10s"
+    protect_foreign: bool = True
 
     _numbers = field_validator("silent_after", mode="before")(_number_as_text)
 

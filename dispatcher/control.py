@@ -20,7 +20,8 @@ from dispatcher.clusters import AttemptStatus, RayStatus
 from dispatcher.config import Config
 from dispatcher.errors import ClusterUnreachable, StaleState, StoreUnavailable
 from dispatcher.forecasts import Forecasts
-from dispatcher.job_changes import change, launch_change, view_of
+from dispatcher.freezing import Freezes
+from dispatcher.job_changes import change, freezing_view, launch_change, view_of
 from dispatcher.launch import submission_id
 from dispatcher.launching import MAX_LAUNCHING, Effects, Launching, LogSink, PackageSource, Secrets
 from dispatcher.loops import Loop
@@ -28,13 +29,26 @@ from dispatcher.planning import NoPlanThere, PlanFailed, Planning
 from dispatcher.power.accounts import JobEnergy, turns
 from dispatcher.power.caps import CapLoop
 from dispatcher.power.energy import EnergyBook
-from dispatcher.reconcile import Books, Seen, Usage, checkpoint_timeout, finish, reconcile, retry_after, settled
+from dispatcher.reconcile import (
+    Books,
+    Seen,
+    Usage,
+    checkpoint_timeout,
+    finish,
+    freeze,
+    reconcile,
+    retry_after,
+    settled,
+    stood,
+    thaw,
+)
 from dispatcher.regions import Region
 from dispatcher.signal_book import SignalBook
 from dispatcher.standing_plan import StandingPlan, wants_place
 from dispatcher.store import Attempt, Change, Job, Store
 from dispatcher.world_builder import WorldBuilder
 from policies.decide import decide
+from policies.freezing import mean_power_w
 from policies.runtimes import Learned
 from policies.world import (
     ENDED,
@@ -44,11 +58,14 @@ from policies.world import (
     Alternative,
     AskCheckpoint,
     EndCancelled,
+    Freeze,
     Hold,
     JobState,
     JobView,
     Launch,
+    Pausable,
     StopAttempt,
+    Thaw,
     World,
 )
 
@@ -98,6 +115,7 @@ class Control:
         forecasts: Forecasts | None = None,
         energy: EnergyBook | None = None,
         caps: CapLoop | None = None,
+        freezes: Freezes | None = None,
         wall: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config, self.clock, self.store, self.book = config, clock, store, book
@@ -114,6 +132,8 @@ class Control:
         self.nudge_ingest: Callable[[], None] = lambda: None
         self.nudge_forecast: Callable[[], None] = lambda: None
         self._caps = caps
+        #: Who stops and wakes jobs where they run; None where nobody can.
+        self.freezes = freezes
         offered = caps.points if caps is not None else lambda region: ()
         self._around = WorldBuilder(config, self.settings, store, book, self.regions, offered)
         self._standing = StandingPlan(planning)
@@ -134,7 +154,7 @@ class Control:
         self._puzzles: dict[str, str] = {}
         self._refused: dict[str, str] = {}
         self._jobs: dict[str, Job] = {}
-        self._views: dict[str, tuple[tuple[int, float | None, float], JobView]] = {}
+        self._views: dict[str, tuple[tuple[object, ...], JobView]] = {}
         self._runtimes = Learned()
         self._attempts: dict[str, Attempt] = {}
         self._seq = 0
@@ -195,18 +215,32 @@ class Control:
         # 1. observe: the store, and the regions' last pictures
         self._refresh()
         self._record(self._changes_from_pictures(now))
+        self._record(self._freezes_that_lapsed(now))
         self._around.note_draws(self._jobs.values(), self._attempts, now)
         # 2. decide, on one frozen picture
-        world = self._around.build(now, self._job_views(), self._standing.plan)
+        world = self._around.build(now, self._job_views(now), self._standing.plan)
         actions = decide(world)
         # 3. act: what is decided is recorded first; effects follow what is recorded
         self._record(self._changes_from(actions, world, now))
+        if self.freezes is not None:
+            self.freezes.drive(self._jobs, now)  # first: what is to stop must be awake to do so in order
         self._launching.drive(self._jobs.values(), self._attempts)
         # 4. remember what was seen, for whoever asks
         self._note_alarms(actions, now)
         before, self._world = self._world, world
         # 5. new limits ask for a new plan; jobs that came, for places in the plan that stands
         self._replan_where_needed(before, world)
+
+    def _freezes_that_lapsed(self, now: datetime) -> list[Change]:
+        """Jobs that are recorded as frozen, and run."""
+        if self.freezes is None:
+            return []
+        changes = []
+        for job_id, lapse in self.freezes.look(self._jobs.values()).items():
+            job, attempt = self._jobs[job_id], self._attempts.get(job_id)
+            if attempt is not None:
+                changes.append(thaw(job, attempt, lapse.reason, now, at_most_s=lapse.at_most_s))
+        return changes
 
     def _replan_where_needed(self, before: World | None, world: World) -> None:
         warm, standing = not self._standing.warming_up, self._standing
@@ -265,6 +299,8 @@ class Control:
             started_at = last.started_at if last is not None else None
         if started_at is not None and started_at <= job.finished_at:
             run_s = job.progress_s + (job.finished_at - started_at).total_seconds()
+            if job.flex.pausable is Pausable.FREEZE:
+                run_s -= sum(one.frozen_s for one in self.store.attempts(job.id) if one.attempt == job.attempt)
             if self._caps is not None:
                 usual = self._runtimes.of(job.flex.group)
                 run_s = self._caps.uncapped_s(job.id, job.flex.group, run_s, usual.median_s if usual is not None else None)
@@ -343,13 +379,17 @@ class Control:
         if start is None or ended_at <= start:
             return None
         region = self.regions[attempt.region].config
-        drawn = self._drawn(job, attempt, start, ended_at)
+        stands = attempt.attempt == job.attempt and job.frozen_at is not None
+        frozen_s: float = stood(job, attempt, ended_at)["frozen_s"] if stands else attempt.frozen_s
+        power_w = mean_power_w(job.flex, frozen_s, (ended_at - start).total_seconds()) if frozen_s else job.flex.power_w
+        drawn = self._drawn(job, attempt, start, ended_at, power_w)
         if drawn is not None:
             return self.book.usage_of(region, drawn, self.clock.now())
-        return self.book.usage(region, job.flex.power_w, start, ended_at, self.clock.now())
+        return self.book.usage(region, power_w, start, ended_at, self.clock.now())
 
-    def _drawn(self, job: Job, attempt: Attempt, start: datetime, end: datetime) -> JobEnergy | None:
-        """What was measured of an attempt's energy; None where nothing was, or where that cannot be read now."""
+    def _drawn(self, job: Job, attempt: Attempt, start: datetime, end: datetime, power_w: float) -> JobEnergy | None:
+        """What was measured of an attempt's energy, and the rest as expected; None where nothing was measured, or where that
+        cannot be read now."""
         if self._energy is None:
             return None
         shares = turns([(one.attempt, one.region, one.launched_at) for one in self.store.attempts(job.id)])
@@ -357,22 +397,29 @@ class Control:
         if turn is None:
             return None
         try:
-            return self._energy.energy_of(job.id, turn, start, end, gpus=job.flex.gpus, power_w=job.flex.power_w)
+            return self._energy.energy_of(job.id, turn, start, end, gpus=job.flex.gpus, power_w=power_w)
         except StoreUnavailable as error:
             log.warning("the energy of job %s is modelled for now: %s", job.id, error)
             return None
 
     # --- the world -----------------------------------------------------------------------------------------------------
 
-    def _job_views(self) -> list[JobView]:
+    def _job_views(self, now: datetime) -> list[JobView]:
         views = []
         for job in self._jobs.values():
             cap = self._caps.cap_of(job.id) if self._caps is not None and job.state in PLACED else 1.0
-            key = (job.seq, self._learned_s(job), cap)
+            learned_s = self._learned_s(job)
+            key: tuple[object, ...] = (job.seq, learned_s, cap)
+            stands = None
+            if job.flex.pausable is Pausable.FREEZE and job.state is JobState.RUNNING and self.freezes is not None:
+                stands = self.freezes.of(job)
+                key = (*key, stands, None if job.frozen_at is None else now)
             cached = self._views.get(job.id)
             if cached is None or cached[0] != key:
                 attempt = self._attempts.get(job.id) if job.state in PLACED else None
-                view = view_of(job, key[1], attempt.gpu_type if attempt is not None else None)
+                view = view_of(job, learned_s, attempt.gpu_type if attempt is not None else None)
+                if stands is not None and attempt is not None:
+                    view = freezing_view(view, job, attempt.frozen_s, now, stands.cannot, stands.frozen_w)
                 cached = (key, view if cap == 1.0 else replace(view, cap=cap))
                 self._views[job.id] = cached
             views.append(cached[1])
@@ -409,6 +456,12 @@ class Control:
             elif isinstance(action, AskCheckpoint):
                 fields = {"pause_requested_at": now, "checkpoint_saved_at": None}
                 changes.append(change(job, now, "state", action.reason, to=JobState.PAUSING, fields=fields))
+            elif isinstance(action, Freeze):
+                changes.append(freeze(job, action.reason, now))
+            elif isinstance(action, Thaw):
+                attempt = self._attempts.get(job.id)
+                if attempt is not None:
+                    changes.append(thaw(job, attempt, action.reason, now, used_up=action.used_up))
             elif isinstance(action, EndCancelled):
                 books = Books(None, self.settings.currency)
                 changes.append(

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from dispatcher.launch import submission_id
@@ -56,6 +56,21 @@ def launch_change(job: Job, region: str, reason: str, now: datetime, gpu_type: s
         to=JobState.LAUNCHING,
         fields=fields,
         new_attempt=attempt,
+    )
+
+
+def freezing_view(view: JobView, job: Job, frozen_s: float, now: datetime, cannot: str, frozen_w: float | None) -> JobView:
+    """The view of a running job that may be frozen, or is. ``frozen_s`` is for how long its attempt stood frozen before,
+    ``cannot`` why it cannot be frozen (empty: it can), ``frozen_w`` what it draws while it is (None: not measured)."""
+    if job.frozen_at is not None:
+        frozen_s += max(0.0, (now - job.frozen_at).total_seconds())
+    return replace(
+        view,
+        run_started_at=None if view.run_started_at is None else min(now, view.run_started_at + timedelta(seconds=frozen_s)),
+        frozen_at=job.frozen_at,
+        rested_at=job.rested_at,
+        frozen_w=frozen_w,
+        cannot_freeze=cannot,
     )
 
 

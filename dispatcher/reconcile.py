@@ -14,6 +14,7 @@ from dispatcher.clusters import AttemptStatus, RayStatus
 from dispatcher.power.accounts import MODELLED, together
 from dispatcher.store import Attempt, Change, Job
 from dispatcher.store.copying import maker
+from policies.freezing import frozen_until, used_s
 from policies.world import JobState, Pausable
 
 _new_change = maker(Change)  # a backtest makes hundreds of thousands of them
@@ -152,6 +153,8 @@ def finish(
     """The change that ends a job in ``to``."""
     message = seen.message if seen is not None and seen.message else reason
     fields: dict[str, Any] = {"finished_at": at, "run_started_at": None, **_usage_fields(job, books)}
+    if job.frozen_at is not None:
+        fields["frozen_at"] = None
     if seen is not None:
         fields |= {"error_type": seen.error_type if to is JobState.FAILED else None, "exit_code": seen.exit_code}
     return _new_change(
@@ -163,7 +166,62 @@ def finish(
         expect_attempt=job.attempt,
         to=to,
         fields=fields,
-        attempt_fields={"ended_at": at, "outcome": outcome, "message": message} if attempt else {},
+        attempt_fields={"ended_at": at, "outcome": outcome, "message": message, **stood(job, attempt, at)} if attempt else {},
+    )
+
+
+def stood(job: Job, attempt: Attempt, until: datetime) -> dict[str, Any]:
+    """What an attempt remembers of a freeze that is over at ``until``; nothing where its job stood not frozen."""
+    return {"frozen_s": attempt.frozen_s + _stood_s(job, until)} if job.frozen_at is not None else {}
+
+
+def _stood_s(job: Job, until: datetime) -> float:
+    """For how long a frozen job has stood, s. No longer than it stands: its agents wake it then, whoever else is away."""
+    if job.frozen_at is None:
+        return 0.0
+    end = min(until, frozen_until(job.flex, job.frozen_at, job.rested_at))
+    return max(0.0, (end - job.frozen_at).total_seconds())
+
+
+def freeze(job: Job, reason: str, now: datetime) -> Change:
+    """The change that has a running job stand frozen from now on. Its attempt lives on, in the same state."""
+    return _new_change(
+        job_id=job.id,
+        at=now,
+        kind="freeze",
+        reason=reason,
+        expect=JobState.RUNNING,
+        expect_attempt=job.attempt,
+        expect_seq=job.seq,  # a cancel or a resume that came meanwhile wins
+        fields={"frozen_at": now},
+    )
+
+
+def thaw(
+    job: Job, attempt: Attempt, reason: str, now: datetime, *, used_up: bool = False, at_most_s: float | None = None
+) -> Change:
+    """The change that has a frozen job run on. What it stood comes back as it runs.
+
+    With ``used_up`` it has stood all that it stands, and an owner's pause ends with that. ``at_most_s`` bounds for how long it
+    can have been frozen, where it was not watched.
+    """
+    assert job.frozen_at is not None
+    lasted_s = _stood_s(job, now)
+    if at_most_s is not None:
+        lasted_s = min(lasted_s, at_most_s)
+    left = used_s(job.rested_at, job.frozen_at)
+    fields: dict[str, Any] = {"frozen_at": None, "rested_at": now + timedelta(seconds=left + lasted_s)}
+    if used_up and job.held:
+        fields["held"] = False
+    return _new_change(
+        job_id=job.id,
+        at=now,
+        kind="thaw",
+        reason=reason,
+        expect=JobState.RUNNING,
+        expect_attempt=job.attempt,
+        fields=fields,
+        attempt_fields={"frozen_s": attempt.frozen_s + lasted_s},
     )
 
 
@@ -195,9 +253,10 @@ def lost(job: Job, attempt: Attempt, why: str, now: datetime, *, books: Books, r
             "pause_requested_at": None,
             "checkpoint_saved_at": None,
             "not_before_at": now + timedelta(seconds=retry.after_s),
+            **({"frozen_at": None, "rested_at": None} if job.frozen_at is not None or job.rested_at is not None else {}),
             **_usage_fields(job, books),
         },
-        attempt_fields={"ended_at": now, "outcome": "lost", "message": why},
+        attempt_fields={"ended_at": now, "outcome": "lost", "message": why, **stood(job, attempt, now)},
     )
 
 

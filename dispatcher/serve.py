@@ -35,6 +35,7 @@ from dispatcher.config import Config, RegionConfig
 from dispatcher.control import Control
 from dispatcher.errors import ConfigError, GridshiftError, PackageRejected
 from dispatcher.forecasts import Forecasts
+from dispatcher.freezing import Freezes
 from dispatcher.job_helpers import store_helper_package
 from dispatcher.launching import Secrets
 from dispatcher.leader import Leadership
@@ -237,6 +238,7 @@ def make_deployers(
             version=our_version(),
             # In a replay time is pretended, and what GPUs draw by the wall's clock says nothing of it.
             enabled=config.agents.deploy == "auto" and config.replay is None,
+            protect_foreign=config.agents.protect_foreign,
             wanted=lambda region=region: wanted(region),  # type: ignore[misc]
         )
         for region in control.regions.values()
@@ -369,6 +371,8 @@ def run(config: Config, *, on_ready: Callable[[], None] = lambda: None) -> int:
             # Meters run by the wall's clock: in a replay they say nothing of its jobs.
             energy=energy if config.replay is None else None,
             caps=caps,
+            # In a replay time is pretended, and a job's processes know nothing of it.
+            freezes=Freezes(hub, clock.now()) if config.replay is None else None,
             regions=regions,
             packages=LaunchPackages(packages),
             logs=FollowedLogs(follower),

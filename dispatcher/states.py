@@ -1,4 +1,8 @@
-"""The life of a job as a table: every allowed edge with its reason. Nothing else may change a state."""
+"""The life of a job as a table: every allowed edge with its reason. Nothing else may change a state.
+
+A frozen job is ``running``: its attempt lives, keeps its GPUs and its memory, and is the one live attempt of its job. That
+it stands still is said of its run (``frozen_at``), not of its state, so every end of a running job is an end of a frozen one.
+"""
 
 from dispatcher.errors import IllegalMove
 from policies.world import JobState as S

@@ -8,6 +8,7 @@ from dispatcher.api.services import AlarmStatus, LoopStatus, RegionStatus
 from dispatcher.loops import Loop
 from dispatcher.regions import Region
 from dispatcher.store import Attempt
+from policies.freezing import frozen_w
 from policies.world import PLACED, Action, Alarm, JobState, JobView, Plan, World
 
 #: So many job ids are named in an alarm.
@@ -91,7 +92,7 @@ def region_status(region: Region, world: World) -> RegionStatus:
         gpus=region.gpus(),
         gpus_used=sum(view.flex.gpus for view in placed),
         jobs_running=len(begun),
-        draw_w=sum(view.flex.power_w for view in begun) * region.config.pue,
+        draw_w=sum(view.flex.power_w if view.frozen_at is None else frozen_w(view) for view in begun) * region.config.pue,
         budget_w=min(limits, default=None),
     )
 

@@ -42,15 +42,17 @@ def local_region(config: Config, address: str) -> Config:
 
 
 def simulate_gpus(folder: Path, count: int) -> dict[str, str]:
-    """The environment in which a node has ``count`` simulated GPUs. They stay the same GPUs from one start to the next.
+    """The environment in which a node has ``count`` simulated GPUs. They stay the same GPUs from one start to the next, and
+    what their agent writes down lies beside them: it must not mix with what an agent of this machine's real GPUs keeps.
 
     Raises GridshiftError when there is no C compiler."""
     path = folder / f"simulated-gpus-{count}"
+    env = {**environment(path), "GRIDSHIFT_AGENT_DIR": str((folder / f"simulated-gpus-{count}-agent").absolute())}
     with contextlib.suppress(GridshiftError):
         if len(SimGpus.open(path)) == count:
-            return environment(path)
+            return env
     SimGpus.create(path, count)
-    return environment(path)
+    return env
 
 
 def start_console(config: Config, port: int, token: str | None) -> subprocess.Popen[bytes]:

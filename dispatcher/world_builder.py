@@ -13,6 +13,7 @@ from dispatcher.peaks import Peaks
 from dispatcher.regions import Region
 from dispatcher.signal_book import SignalBook
 from dispatcher.store import Attempt, Job, Store
+from policies.freezing import idle_w
 from policies.registry import quota
 from policies.world import PLACED, Budget, CapPoint, DemandCharge, JobView, Plan, RegionView, Settings, World
 
@@ -66,7 +67,8 @@ class WorldBuilder:
             attempt = attempts.get(job.id)
             running = attempt is not None and attempt.started_at is not None and job.state in PLACED
             if attempt is not None and running and attempt.region in self._regions:
-                draws[attempt.region] += round(job.flex.power_w * self._regions[attempt.region].config.pue)
+                power_w = job.flex.power_w if job.frozen_at is None else idle_w(job.flex)
+                draws[attempt.region] += round(power_w * self._regions[attempt.region].config.pue)
         for region in self._regions:
             self._peaks.note(region, now, float(draws[region]))
         self._demand = {region: self._peaks.charges(region, now) for region in self._regions}

@@ -8,22 +8,36 @@ stands in policies.turns.
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from policies.room import Room, drawn_w, rooms
-from policies.sentences import hhmm, kw
+from policies.freezing import (
+    FREEZE_EARLIER_S,
+    NOT_WORTH_WAKING_S,
+    freeze_max_s,
+    freezes,
+    is_used_up,
+    left_s,
+    may_freeze,
+    wake_margin_s,
+    why_not,
+)
+from policies.room import SLACK, Room, drawn_w, rooms, running_w, spared_w
+from policies.sentences import hhmm, kw, span
 from policies.turns import (
     ASK_EARLIER_S,
     HELD,
     WAITING,
+    frozen_for,
     last_safe_start,
     launch_or_hold,
     leaving,
     may_ask,
     owners_wish,
     pausable_now,
+    plan_wants_freeze,
     plan_wants_pause,
+    planned_gap_s,
     urgency,
 )
-from policies.world import PLACED, Action, Alarm, AskCheckpoint, JobView, Launch, Placement, World
+from policies.world import PLACED, Action, Alarm, AskCheckpoint, Budget, Freeze, Hold, JobView, Launch, Placement, Thaw, World
 
 __all__ = ["HELD", "decide", "last_safe_start", "meet_limit"]
 
@@ -39,25 +53,43 @@ def decide(world: World) -> list[Action]:
         actions.append(action)
 
     # 1. what owners asked for
+    frozen: list[JobView] = []
     for job in world.jobs:
         wish = owners_wish(job, world)
-        if wish is not None:
+        if isinstance(wish, Hold) and job.state in PLACED:
+            actions.append(wish)  # only words: it goes on
+        elif wish is not None:
             act(job.id, wish)
-    # 2. limits in force
+        if job.frozen_at is not None:
+            frozen.append(job)
+    # 2. frozen jobs that have stood what they stand run on, before anything counts on them; then limits in force
+    for job in frozen:
+        if job.id not in acted and is_used_up(job, world.now):
+            act(job.id, Thaw(job.id, _stood_enough(job), used_up=True))
+            if (there := room.get(job.region or "")) is not None:
+                there.draw_w += _returns_w(there, job)
     placed: dict[str, list[JobView]] = {name: [] for name in room}
     for job in world.jobs:
         if job.state in PLACED and job.region in placed:
             placed[job.region].append(job)
     for region in room.values():
         for action in meet_limit(region, placed[region.view.name], world, acted):
-            if isinstance(action, AskCheckpoint):
+            if isinstance(action, AskCheckpoint | Freeze):
                 act(action.job_id, action)
             else:
                 actions.append(action)
-    # 3. running jobs that the plan would rather have elsewhere, or later
+    # 3. running jobs that the plan would rather have elsewhere, or later; and frozen ones that nothing keeps any more
     for job in world.jobs:
-        if job.id not in acted and (reason := plan_wants_pause(job, _known_to_plan(job, world), world)) is not None:
+        if job.id in acted:
+            continue
+        if (reason := plan_wants_pause(job, _known_to_plan(job, world), world)) is not None:
             act(job.id, AskCheckpoint(job.id, reason))
+        elif freezes(job) and (reason := plan_wants_freeze(job, _known_to_plan(job, world), world)) is not None:
+            act(job.id, Freeze(job.id, reason))
+    for job in sorted(frozen, key=lambda job: (-job.flex.priority, left_s(job, world.now), job.id)):
+        if job.id not in acted and (there := room.get(job.region or "")) is not None and _may_thaw(job, there, frozen, world):
+            act(job.id, Thaw(job.id, f"runs on in {there.view.name}: nothing keeps it frozen any more"))
+            there.draw_w += _returns_w(there, job)
     # 4. launches, the most urgent first, so that the last room goes to whoever cannot wait
     waiting_jobs = [
         (last_safe_start(j, world), j) for j in world.jobs if j.state in WAITING and not j.held and j.id not in acted
@@ -83,25 +115,61 @@ def _known_to_plan(job: JobView, world: World) -> Placement | None:
     return world.plan.placements.get(job.id)
 
 
+# --- frozen jobs ------------------------------------------------------------------------------------------------------
+
+
+def _stood_enough(job: JobView) -> str:
+    most = f"it has stood frozen for as long as it may ({span(freeze_max_s(job.flex))})"
+    return f"runs on: {most}; its owner's pause is over" if job.held else f"runs on: {most}"
+
+
+def _returns_w(room: Room, job: JobView) -> float:
+    """What a frozen job adds at the meter when it runs again, W."""
+    return max(0.0, running_w(room, job) - drawn_w(room, job)) * room.view.pue
+
+
+def _returning_w(room: Room, frozen: Iterable[JobView], within_s: float, now: datetime) -> float:
+    """What the frozen jobs of a region that must run on ``within_s`` from now will add by then, W at the meter."""
+    return sum(
+        _returns_w(room, job)
+        for job in frozen
+        if job.region == room.view.name and job.frozen_at is not None and left_s(job, now) - wake_margin_s(job) <= within_s
+    )
+
+
+def _may_thaw(job: JobView, room: Room, frozen: Sequence[JobView], world: World) -> bool:
+    """Whether neither its owner, nor a limit in force or about to be, nor the plan keeps a frozen job where it is."""
+    if job.held or leaving(job):
+        return False
+    gap_s = planned_gap_s(job, _known_to_plan(job, world), world)
+    if gap_s is not None and gap_s > NOT_WORTH_WAKING_S:
+        return False
+    others = [one for one in frozen if one.id != job.id]
+    draw_w = room.draw_w - room.leaving_w + _returns_w(room, job)
+    draw_w += _returning_w(room, others, NOT_WORTH_WAKING_S, world.now)
+    limits = [budget.limit_w for budget in room.coming if (budget.start - world.now).total_seconds() <= NOT_WORTH_WAKING_S]
+    if room.limit_w is not None:
+        limits.append(room.limit_w)
+    return all(draw_w <= limit_w - room.kept_w + SLACK for limit_w in limits)
+
+
 # --- limits -----------------------------------------------------------------------------------------------------------
 
 
 def meet_limit(room: Room, here: Sequence[JobView], world: World, acted: Iterable[str] = ()) -> list[Action]:
-    """Pause what may be paused until the region is within its limit, cheapest loss first; say so when that is too little.
+    """Pause or freeze what may be until the region is within its limit, cheapest loss first; say so when that is too little.
 
     ``here`` are the jobs placed there; those in ``acted`` are not asked (again).
     """
     acted = acted if isinstance(acted, set) else set(acted)
     excess_w, excess_gpus = room.excess_w, room.excess_gpus
     if excess_w <= 0 and excess_gpus <= 0:
-        return _prepare(room, here, world, acted)
+        return [*_before_they_return(room, here, world, acted), *_prepare(room, here, world, acted)]
     actions: list[Action] = []
-    going = [job for job in here if job.id in acted and not leaving(job)]
-    candidates = sorted(
-        (job for job in here if job.id not in acted and pausable_now(job)), key=lambda job: _pause_cost(job, world.now)
-    )
-    excess_w -= sum(drawn_w(room, job) * room.view.pue for job in going)
-    excess_gpus -= sum(job.flex.gpus for job in going)
+    going = [job for job in here if job.id in acted and not leaving(job) and job.frozen_at is None]
+    candidates = _candidates(room, here, world, acted, world.now)
+    excess_w -= sum(_gives_w(room, job) for job in going)
+    excess_gpus -= sum(job.flex.gpus for job in going if not freezes(job))
     limited = excess_w > 0
     for job in candidates:
         if excess_w <= 0 and excess_gpus <= 0:
@@ -113,16 +181,22 @@ def meet_limit(room: Room, here: Sequence[JobView], world: World, acted: Iterabl
             if excess_w > 0
             else f"{room.view.name} keeps {room.kept_gpus:g} GPUs for serving"
         )
-        excess_w -= drawn_w(room, job) * room.view.pue
-        excess_gpus -= job.flex.gpus
-        actions.append(AskCheckpoint(job.id, f"{why}: asked to pause"))
+        if freezes(job):
+            if excess_w <= 0 or _gives_w(room, job) <= 0:
+                continue  # a frozen job keeps its GPUs
+            actions.append(Freeze(job.id, f"{why}: {frozen_for(job, world.now)}"))
+        else:
+            excess_gpus -= job.flex.gpus
+            actions.append(AskCheckpoint(job.id, f"{why}: asked to pause"))
+        excess_w -= _gives_w(room, job)
     if limited and excess_w > 0:
-        fixed = [job for job in here if not leaving(job) and not pausable_now(job)]
+        fixed = [job for job in here if not leaving(job) and not pausable_now(job) and not freezes(job)]
         deaf = [job.id for job in candidates if not may_ask(job, world)]
         parts = [f"{len(fixed)} jobs there cannot be paused"] if fixed else []
         if deaf:
             names = ", ".join(deaf[:3]) + (f" and {len(deaf) - 3} more" if len(deaf) > 3 else "")
             parts.append(f"{names} did not answer when asked for a checkpoint")
+        parts += _unfrozen(here, world.now)
         what = " and ".join(parts) or "what draws there is not gridshift's to pause"
         sentence = (
             f"{room.view.name} is {kw(excess_w)} above its limit of {kw(room.limit_w or 0.0)} ({room.limit_reason}) even with "
@@ -132,24 +206,100 @@ def meet_limit(room: Room, here: Sequence[JobView], world: World, acted: Iterabl
     return actions
 
 
+def _unfrozen(here: Iterable[JobView], now: datetime) -> list[str]:
+    """Why jobs that would be frozen are not, the jobs of one reason together."""
+    reasons: dict[str, list[str]] = {}
+    for job in here:
+        if freezes(job) and job.frozen_at is None and (why := why_not(job, now)) is not None:
+            reasons.setdefault(why, []).append(job.id)
+    told = []
+    for why, ids in reasons.items():
+        names = ", ".join(ids[:3]) + (f" and {len(ids) - 3} more" if len(ids) > 3 else "")
+        told.append(f"{names} cannot be frozen ({why})")
+    return told
+
+
+def _gives_w(room: Room, job: JobView) -> float:
+    """What a running job no longer draws at the meter once it has given way, W."""
+    return spared_w(room, job) if freezes(job) else drawn_w(room, job) * room.view.pue
+
+
+def _candidates(room: Room, here: Sequence[JobView], world: World, acted: set[str], when: datetime) -> list[JobView]:
+    """Who may be asked to give way to the limits of ``when``, the cheapest first. One that would have to run on before the
+    limit ends comes after its equals that stay away."""
+    found = [job for job in here if job.id not in acted and (pausable_now(job) or may_freeze(job, world.now))]
+    end = _limit_end(room, world, when) if any(map(freezes, found)) else None
+
+    def cost(job: JobView) -> tuple[int, int, float, str]:
+        if not freezes(job):
+            return _pause_cost(job, world.now)
+        lasts = end is not None and (end - world.now).total_seconds() <= left_s(job, world.now) - wake_margin_s(job)
+        return (job.flex.priority, -int(job.flex.tier[-1]), 0.0 if lasts else float("inf"), job.id)
+
+    return sorted(found, key=cost)
+
+
+def _limit_end(room: Room, world: World, when: datetime) -> datetime | None:
+    """When the lowest limit in force at ``when`` ends; None for one that stands, or is open."""
+    name, standing_w = room.view.name, room.view.power_limit_w
+    mine = [b for b in world.budgets if b.region == name and b.start <= when and (b.end is None or when < b.end)]
+    lowest: Budget | None = min(mine, key=lambda b: b.limit_w, default=None)
+    if lowest is None or (standing_w is not None and standing_w <= lowest.limit_w):
+        return None
+    return lowest.end
+
+
+def _before_they_return(room: Room, here: Sequence[JobView], world: World, acted: set[str]) -> list[Action]:
+    """Let others give way in time when frozen jobs have to run on while their limit lasts."""
+    frozen = [job for job in here if job.frozen_at is not None]
+    if not frozen or room.limit_w is None:
+        return []
+    actions: list[Action] = []
+    over_w = room.draw_w - room.leaving_w + room.kept_w - room.limit_w
+    for job in _candidates(room, here, world, acted, world.now):
+        returning_w = _returning_w(room, frozen, _lead_s(job), world.now)
+        if returning_w <= 0 or over_w + returning_w <= 0 or not may_ask(job, world) or _gives_w(room, job) <= 0:
+            continue
+        over_w -= _gives_w(room, job)
+        acted.add(job.id)
+        why = f"{room.view.name} may draw {kw(room.limit_w)} ({room.limit_reason}) and jobs that stand frozen must run on"
+        actions.append(_give_way(job, why, world))
+    return actions
+
+
+def _lead_s(job: JobView) -> float:
+    """How long before it must be gone a running job is asked, s."""
+    return FREEZE_EARLIER_S if freezes(job) else job.flex.checkpoint_s + ASK_EARLIER_S
+
+
+def _give_way(job: JobView, why: str, world: World) -> Action:
+    if freezes(job):
+        return Freeze(job.id, f"{why}: {frozen_for(job, world.now)}")
+    return AskCheckpoint(job.id, f"{why}: asked to pause")
+
+
 def _prepare(room: Room, here: Sequence[JobView], world: World, acted: set[str]) -> list[Action]:
-    """Ask in time for a limit that is about to begin: a job is asked when its checkpoint would just be done by then."""
+    """Ask in time for a limit that is about to begin: a job is asked when its checkpoint would just be done by then, or frozen
+    when it would just stand still."""
     actions: list[Action] = []
     asked: set[str] = set()
     for budget in room.coming:
-        left_s = (budget.start - world.now).total_seconds()
-        staying = [j for j in here if not leaving(j) and j.id not in acted and j.id not in asked and _left_s(j, world) > left_s]
+        until_s = (budget.start - world.now).total_seconds()
+        staying = [
+            j for j in here if not leaving(j) and j.id not in acted and j.id not in asked and _left_s(j, world) > until_s
+        ]
         excess_w = sum(drawn_w(room, job) for job in staying) * room.view.pue + room.view.bypass_w - budget.limit_w
-        for job in sorted((j for j in staying if pausable_now(j)), key=lambda j: _pause_cost(j, world.now)):
+        excess_w += _returning_w(room, staying, until_s, world.now)
+        for job in _candidates(room, staying, world, acted, budget.start):
             if excess_w <= 0:
                 break
             if not may_ask(job, world):
                 continue
-            excess_w -= drawn_w(room, job) * room.view.pue
-            if left_s <= job.flex.checkpoint_s + ASK_EARLIER_S:
+            excess_w -= _gives_w(room, job)
+            if until_s <= _lead_s(job):
                 asked.add(job.id)
                 limit = f"{kw(budget.limit_w)} from {hhmm(budget.start)} ({budget.reason or f'event {budget.event_id}'})"
-                actions.append(AskCheckpoint(job.id, f"{room.view.name} may draw {limit}: asked to pause"))
+                actions.append(_give_way(job, f"{room.view.name} may draw {limit}", world))
     return actions
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from policies.freezing import frozen_w
 from policies.sentences import hhmm, kw
 from policies.world import PLACED, Budget, Flexibility, JobView, RegionView, World
 
@@ -185,7 +186,17 @@ def empty_room(view: RegionView, budgets: Iterable[Budget], when: datetime, gate
 
 
 def drawn_w(room: Room, job: JobView) -> float:
-    """What a placed job draws at the GPU, W."""
+    """What a placed job draws at the GPU, W; a frozen one goes on drawing some."""
+    return running_w(room, job) if job.frozen_at is None else frozen_w(job)
+
+
+def spared_w(room: Room, job: JobView) -> float:
+    """What freezing a job spares at the meter, W."""
+    return max(0.0, running_w(room, job) - frozen_w(job)) * room.view.pue
+
+
+def running_w(room: Room, job: JobView) -> float:
+    """What a placed job draws at the GPU while it works, W."""
     flex: Flexibility = job.flex
     if job.gpu_type is None and job.cap == 1.0:
         return flex.power_w

@@ -15,6 +15,7 @@ import numpy as np
 from policies import solver_core as core
 from policies.problem import SLACK, Answer, Bools, Fleet, Floats, Ints, Work
 
+CAREFUL = core.CAREFUL
 #: Jobs are looked at in so many parts by so many threads: what comes out depends on the first number only.
 CHUNKS, THREADS = 8, 2
 #: Fewer jobs are not worth handing to threads.
@@ -23,6 +24,12 @@ FEW = 1000
 MOST_TOUCHED = 32
 #: How strongly a slot that fills faster than the work is placed gets dearer, in usual prices of its room.
 PACE = 0.5
+#: How steeply prices rise with crowding at first and at last, while jobs haggle for room.
+STEEP = (0.5, 20.0)
+#: How often all jobs are asked then: when prices are new, and when they are those of the plan before.
+HAGGLE, HAGGLE_WARM = 16, 8
+#: A plan of what was haggled for is made until so many in a row were no better.
+KEEP = 3
 #: How often the pace is looked at while a plan is made.
 BLOCKS = 60
 #: Steps of the prices: from nothing, and from those of the plan before; their sizes at first and at last.
@@ -31,6 +38,8 @@ COLD, WARM = (40, 0.8, 0.005), (12, 0.1, 0.005)
 COLD_POWER, WARM_POWER = (60, 3.0, 0.01), (15, 0.3, 0.01)
 #: Jobs of a small problem are looked at so often in the end, and how hot that begins and ends, in the usual cost of a job.
 ANNEAL, ANNEAL_WARM, HOT, COLD_SHARE, LOUD = 300, 4, 0.2, 0.001, 4.0
+#: Of so few jobs one misplaced is much of the whole: they are annealed several times over.
+HANDFUL, ANNEAL_AGAIN = 120, 4
 #: A handful of jobs needs fewer looks each than so many.
 ANNEAL_JOBS = 40
 #: A plan within this share of its bound is not improved by chance any more.
@@ -185,7 +194,7 @@ class Solver:
             one = demand._replace(
                 order=np.full((self.jobs, 1), lane), floor=np.where(able, -np.inf, np.inf), unserved=np.full(self.jobs, np.inf)
             )
-            self._respond(np.array_split(here, CHUNKS), one, self._free_prices())
+            self._respond(np.array_split(here, CHUNKS), one, self._free_prices(), CAREFUL)
             floor[here, lane] = self.value[here]
         able = np.isfinite(floor)
         floor[able] -= 1e-9 * np.abs(floor[able])
@@ -229,7 +238,7 @@ class Solver:
 
     def price(self, steps: int, first: float, last: float) -> float:
         """Move the prices for so many steps, their sizes from ``first`` to ``last`` times the usual worth of a slot's room;
-        leaves the best prices and each job's value at them. Returns the bound.
+        leaves the prices and each job's value at them. Returns the bound.
 
         Subgradient steps scaled by their recent size (Kingma & Ba 2015), and the mean of the last prices, which is steadier
         than any of them.
@@ -245,19 +254,9 @@ class Solver:
         kinds = [kind for kind in kinds if np.isfinite(kind[1]).any()]
         moments = [(np.zeros_like(price), np.zeros_like(price)) for price, _, _ in kinds]
         means = [price.copy() for price, _, _ in kinds]
-        best, kept, values = -np.inf, [price.copy() for price, _, _ in kinds], self.value.copy()
-
-        def judge() -> None:
-            nonlocal best, kept, values
-            bound = self._bound()
-            if bound > best:
-                best, kept, values = bound, [price.copy() for price, _, _ in kinds], self.value.copy()
-
         for step in range(1, steps + 1):
             # while prices are rough, a rough answer of those who may be paused will do
             self._respond(self.parts, self.demand, self.prices, 0 if step <= steps // 2 else 6)
-            if step > steps // 2:
-                judge()
             size = first * (last / first) ** (step / steps)
             for (price, limit, unit), (mean, spread), steady in zip(kinds, moments, means, strict=True):
                 bounded = np.isfinite(limit)
@@ -271,12 +270,8 @@ class Solver:
                 steady += (0.2 if step > steps // 4 else 1.0) * (price - steady)
         for (price, _, _), steady in zip(kinds, means, strict=True):
             price[:] = steady
-        self._respond(self.parts, self.demand, self.prices, 14)
-        judge()
-        for (price, _, _), one in zip(kinds, kept, strict=True):
-            price[:] = one
-        self.value[:] = values
-        return best
+        self._respond(self.parts, self.demand, self.prices, CAREFUL)
+        return self._bound()
 
     def _used(self, price: Floats) -> Floats:
         at = {id(self.gpu): 0, id(self.lane_watt): 1, id(self.region_watt): 1, id(self.start): 2, id(self.team): 3}[id(price)]
@@ -353,6 +348,60 @@ class Solver:
         core.weigh(self.supply, self.demand, prices, self.placed)
         return left_out
 
+    def settle(self, passes: int, seed: int = 0) -> int:
+        """A plan by haggling: in each pass the jobs choose anew, in an order by chance, at prices that rise at once with what
+        is taken beyond a limit and fall with what is free, ever more steeply; after it the prices move on by what is still over
+        or free (an augmented Lagrangian, one job at a time: Bertsekas 1982). Then those that fit stay, the larger first, and
+        the others take what is free. How many found no room."""
+        fleet, work = self.fleet, self.work
+        prices = core.Prices(*(np.array(table) for table in self.prices))
+        watts = np.minimum(fleet.region_w[fleet.region], fleet.lane_w)
+        limits = (fleet.gpus, watts, fleet.starts[fleet.region], work.team_gpus)
+        units = (self._unit_gpu, self._unit_watt, self._unit_start, self._unit_gpu)
+        rise = core.Prices(
+            *(
+                np.where(np.isfinite(limit), np.maximum(table, unit) / np.maximum(limit, 1.0), 0.0)
+                for table, limit, unit in zip(prices, limits, units, strict=True)
+            )
+        )
+        self.empty()
+        by_chance = np.random.default_rng(seed)
+        for number in range(passes):
+            rho = STEEP[0] * (STEEP[1] / STEEP[0]) ** (number / max(passes - 1, 1)) if number else 0.0
+            core.settle_each(
+                by_chance.permutation(self.jobs), number, self.supply, self.demand, prices, rise, self.free, self.placed, rho,
+                self.has_limits, *self._tools(),
+            )  # fmt: skip
+            free = self.free
+            left = (free.gpus, np.minimum(free.region_w[fleet.region], free.lane_w), free.starts[fleet.region], free.team)
+            for table, by, there in zip(prices, rise, left, strict=True):
+                np.maximum(table - rho * by * np.where(by > 0.0, there, 0.0), 0.0, out=table)
+        return self._keep(self.placed)
+
+    def _keep(self, wanted: core.Placed) -> int:
+        """Make a plan of what each job wants, the larger jobs first; those that do not fit take what is free. Done a few times,
+        each time with those first that found no room; the best is kept. How many found no room."""
+        rank = np.empty(self.jobs)
+        rank[np.argsort(-self.area, kind="stable")] = np.arange(self.jobs) / max(self.jobs, 1)
+        best, kept, idle = np.inf, (self.placed, self.free), 0
+        while idle < KEEP:
+            self.empty()
+            order = np.argsort(rank, kind="stable")
+            core.keep_each(
+                order, wanted, self.supply, self.demand, self.prices, self.free, self.placed, self.has_limits, *self._tools()
+            )
+            cost = float(self.placed.cost.sum())
+            idle += 1
+            if cost < best:
+                best, kept, idle = cost, (self.placed, self.free), 0
+            nowhere = self.placed.lane == core.NOWHERE
+            if not nowhere.any():
+                break
+            rank[nowhere] -= 1.0
+        self.placed, self.free = kept
+        core.weigh(self.supply, self.demand, self.prices, self.placed)
+        return int((self.placed.lane == core.NOWHERE).sum())
+
     def offer(self, order: Ints) -> float:
         """Offer each job what is free now; what that saves."""
         return float(
@@ -383,22 +432,21 @@ class Solver:
         """How much each job pays, room included, above its best at the prices."""
         return np.asarray(self.placed.cost + self.placed.load - self.value)
 
-    def plan(self, rounds: int, sweeps: int) -> None:
-        """Make the plan anew ``rounds`` times, each time first those that found no room or are far from their best; then
-        improve the best of them ``sweeps`` times."""
+    def plan(self, rounds: int, passes: int, sweeps: int) -> None:
+        """Make the plan ``rounds`` times anew by placing jobs one by one, each time first those that found no room or are far
+        from their best, and once by haggling in so many ``passes``; then improve the best of them ``sweeps`` times."""
         rank = np.empty(self.jobs)
         rank[np.argsort(-self.area, kind="stable")] = np.arange(self.jobs) / max(self.jobs, 1)
         ahead = np.zeros(self.jobs)
         best, kept = np.inf, None
-        for number in range(rounds):
-            left_out = self.place_at_pace(np.argsort(rank - ahead, kind="stable"))
+        for number in range(rounds + (passes > 0)):
+            order = np.argsort(rank - ahead, kind="stable")
+            left_out = self.place_at_pace(order) if number < rounds else self.settle(passes)
             nowhere, regret = self.placed.lane == core.NOWHERE, np.maximum(self.regret(), 0.0)
             self.offer(np.argsort(-regret, kind="stable"))
             cost = float(self.placed.cost.sum())
             if cost < best:
                 best, kept = cost, (self.placed, self.free)
-            if number + 1 == rounds:
-                break
             ahead[nowhere] += 1.0
             if not left_out:
                 regret[nowhere] = 0.0
@@ -421,8 +469,8 @@ class Solver:
     def anneal(self, looks: float, seed: int = 0) -> None:
         """Improve the plan by chance, with so many looks a job (fewer where there are few); the same ``seed`` gives the same
         plan."""
-        alive = np.flatnonzero(np.isfinite(self.demand.floor.min(axis=1, initial=np.inf)))
-        steps = round(looks * len(alive) * min(1.0, len(alive) / ANNEAL_JOBS))
+        alive = self.wanted
+        steps = round(looks * len(alive) * min(1.0, len(alive) / ANNEAL_JOBS, (HANDFUL / max(len(alive), 1)) ** 2))
         if len(alive) < 2 or not steps:
             return
         usual = float(np.abs(self.placed.cost[alive]).mean()) + 1e-12
@@ -439,6 +487,11 @@ class Solver:
         for j in alive:
             core.copy_place(j, best, j, self.placed)
             core.occupy(j, self.supply, self.demand, self.free, self.placed, 1)
+
+    @property
+    def wanted(self) -> Ints:
+        """The jobs that could run somewhere."""
+        return np.flatnonzero(np.isfinite(self.demand.floor.min(axis=1, initial=np.inf)))
 
     def answer(self, bound: float, steps: int) -> Answer:
         """The plan as it is."""
@@ -530,11 +583,18 @@ def run(solver: Solver, effort: float = 1.0, warm: Warm | None = None) -> Answer
     steps, first, last = (WARM_POWER if known else COLD_POWER) if power else (WARM if known else COLD)
     steps = max(2, round(steps * max(1.0, effort)))
     bound = solver.price(steps, first, last)
-    few = max(1, min(24, round(24_000 / max(jobs, 1))))  # a few jobs get many tries, many jobs few
-    rounds = max(1, round(effort * max(few, 3 if known else 8 if power else 4)))
-    solver.plan(rounds, max(1, round(3 * effort)))
+    passes = round(effort * (HAGGLE_WARM if known else HAGGLE))
+    # of a few jobs many orders can be tried; many jobs find their places by haggling
+    rounds = max(1, round(effort * min(24, 24_000 / max(jobs, 1)))) if jobs <= FEW else 0
+    solver.plan(rounds, max(1, passes), max(1, round(3 * effort)))
     if jobs <= FEW and float(solver.placed.cost.sum()) - bound > GOOD_ENOUGH * abs(bound):
-        solver.anneal(effort * (ANNEAL_WARM if known else ANNEAL))
+        before = np.inf
+        for seed in range(1 if known or jobs > HANDFUL else ANNEAL_AGAIN):
+            solver.anneal(effort * (ANNEAL_WARM if known else ANNEAL), seed)
+            cost = float(solver.placed.cost.sum())
+            if seed > 0 and before - cost <= 1e-4 * abs(cost) and not (solver.placed.lane[solver.wanted] == core.NOWHERE).any():
+                break
+            before = cost
     return solver.answer(bound, steps)
 
 

@@ -17,6 +17,10 @@ INF = np.inf
 #: From so many steps on a job's bound is made as tight as can be.
 CAREFUL = 12
 NOWHERE = -1
+#: What stands for no limit where one is calculated with.
+LARGE = 1e15
+#: Slots of a window times slots of a run, up to which runs are counted out exactly.
+MAX_CELLS = 1 << 17
 
 
 class Supply(NamedTuple):
@@ -128,6 +132,10 @@ class Space(NamedTuple):
     gain: Floats
     stops: Bools
     under: Bools
+    off_at: Floats
+    on_at: Floats
+    off_from: Ints
+    on_from: Ints
 
 
 def found() -> Found:
@@ -172,6 +180,10 @@ def space(slots: int) -> Space:
         floats(),
         bools(),
         bools(),
+        np.zeros(2 * MAX_CELLS),
+        np.zeros(2 * MAX_CELLS),
+        np.zeros(2 * MAX_CELLS, dtype=np.int16),
+        np.zeros(2 * MAX_CELLS, dtype=np.int16),
     )
 
 
@@ -253,20 +265,187 @@ def _cheapest(rate, length, order, n, need):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _whole_slots(length, n, need):  # type: ignore[no-untyped-def]
-    """The least seconds that whole slots can have together which hold ``need``; only the first and the last slot of a window
-    may be shorter than the others."""
-    usual = 0.0
+def _usual_length(length, n):  # type: ignore[no-untyped-def]
+    """How long the slots of a window are, but for its first and last, which may be shorter; 0 where they are not alike."""
+    usual = max(length[0], length[n - 1])
     for i in range(1, n - 1):
-        if usual > 0.0 and abs(length[i] - usual) > SLACK:
-            return need  # slots of several lengths: nothing can be said
-        usual = length[i]
-    if usual <= 0.0:
-        return need
-    least = INF
-    for ends in (0.0, length[0], length[n - 1], length[0] + length[n - 1]):
-        least = min(least, ends + usual * np.ceil(max(need - ends, 0.0) / usual - 1e-9))
-    return max(least, need)
+        if i == 1:
+            usual = length[1]
+        elif abs(length[i] - usual) > SLACK:
+            return 0.0
+    if length[0] > usual + SLACK or length[n - 1] > usual + SLACK:
+        return 0.0
+    return usual
+
+
+@compiled
+def _counted_runs(demand, j, row, run, n, pause, again, length, energy, whole_only, to_place, work):  # type: ignore[no-untyped-def]
+    """The best of ``_counted`` with and without the window's first and last slot, where they are shorter than the others; with
+    ``whole_only`` these are left out. The same figures, and the runs in ``work.best``."""
+    free_first, free_last = work.free[0], work.free[n - 1]
+    short_first = length - work.length[0] if work.length[0] < length - SLACK else 0.0
+    short_last = length - work.length[n - 1] if n > 1 and work.length[n - 1] < length - SLACK else 0.0
+    best, slots = INF, 0
+    for with_first in range(2):
+        if with_first == 1 and (whole_only or short_first == 0.0 or not free_first):
+            continue
+        for with_last in range(2):
+            if with_last == 1 and (whole_only or short_last == 0.0 or not free_last):
+                continue
+            work.free[0] = free_first and (short_first == 0.0 or with_first == 1)
+            work.free[n - 1] = (free_last if n > 1 else work.free[0]) and (short_last == 0.0 or with_last == 1)
+            held = run + with_first * short_first + with_last * short_last
+            total, taken = _counted(
+                demand, j, row, run, held, n, pause, again, length, energy, with_first == 1, with_last == 1, to_place, work
+            )
+            if np.isnan(total):
+                work.free[0], work.free[n - 1] = free_first, free_last
+                return total, 0
+            if total < best:
+                best, slots = total, taken
+                for t in range(n):
+                    work.under[t] = work.chosen[t]
+    work.free[0], work.free[n - 1] = free_first, free_last
+    for t in range(n):
+        work.best[t] = work.under[t]
+    return best, slots
+
+
+@compiled
+def _counted(  # type: ignore[no-untyped-def]
+    demand, j, row, run, held, n, pause, again, length, energy, with_first, with_last, to_place, work
+):
+    """The best runs in the free slots of a window by counting their slots, in ``work.chosen``: (the least they can cost, how
+    many slots that takes); (NAN, 0) where counting does not apply, (INF, 0) where there are none.
+
+    ``held`` is what slots of ``length`` seconds must hold: ``run`` and what the first and the last lack, which are taken with
+    ``with_first`` and ``with_last``. The time that resumes take is let pass, so the figure is a lower bound. ``work.rate`` is
+    the score of a second in each slot, ``energy`` what a second costs there without the price of the room. Runs to place
+    (``to_place``) keep the least run time at the window's ends too. Dynamic programming over the slot, slots taken so far,
+    whether it runs, and whether the seconds more than are needed have been cut from the end of a run.
+    """
+    need = int(np.ceil(held / length - 1e-9))
+    if n < need:
+        return INF, 0
+    if (n + 1) * (need + 1) > MAX_CELLS:
+        return np.nan, 0
+    chunk = min(demand.chunk[j], run)
+    least = max(1, int(np.ceil(chunk / length - 1e-9)))
+    for runs in range(2, MAX_RUNS + 1):
+        # shortest runs only, which together take more slots than are needed and could not do with less
+        odd = runs * least > need and (runs * least - need) % least != 0
+        if odd and runs * chunk <= run + again * (runs - 1) + SLACK:
+            return np.nan, 0
+    cut = need * length - held
+    here = demand.here[j] == row
+    wide = need + 1
+    low = INF
+    e = 0
+    for s in range(n):
+        if work.free[s]:
+            low = min(low, energy[s])
+        e = max(e, s)
+        while e < n and e < s + least and work.free[e]:
+            e += 1
+        work.needs[s] = e if e == s + least else 0
+        if to_place and work.needs[s] > 0 and (s == 0 or e == n):  # the window's ends may be short
+            seconds = 0.0
+            for i in range(s, e):
+                seconds += work.length[i]
+            if seconds < chunk - SLACK:
+                work.needs[s] = e + 1 if e < n and work.free[e] and seconds + work.length[e] >= chunk - SLACK else 0
+    if low == INF:
+        return INF, 0
+    dear = pause + again * max(low, 0.0)
+    work.value[0] = 0.0
+    for t in range(n):
+        work.value[t + 1] = work.value[t] + (work.rate[t] * work.length[t] if work.free[t] else 0.0)
+    for i in range((n + 1) * wide * 2):
+        work.off_at[i] = INF
+        work.on_at[i] = INF
+    work.off_at[0] = 0.0
+    if here:
+        work.on_at[0] = 0.0
+    work.on_from[0] = 0
+    for t in range(n + 1):
+        first, last = max(0, need - (n - t)), min(t, need)
+        base = t * wide * 2
+        ahead = work.needs[t] if t < n else 0
+        long = ahead - t
+        for k in range(first, last + 1):
+            at = base + 2 * k
+            off, off_cut, on, on_cut = work.off_at[at], work.off_at[at + 1], work.on_at[at], work.on_at[at + 1]
+            work.off_from[at], work.off_from[at + 1] = 0, 0
+            if on < off:
+                off = on
+                work.off_from[at] = 1
+            if on_cut < off_cut:
+                off_cut = on_cut
+                work.off_from[at + 1] = 1
+            if t > 0 and on < INF and work.free[t - 1]:
+                saved = on - cut * energy[t - 1]
+                if saved < off_cut:
+                    off_cut = saved
+                    work.off_from[at + 1] = 2
+            work.off_at[at], work.off_at[at + 1] = off, off_cut
+            if t == n:
+                continue
+            to = at + 2 * wide
+            if not (t == 0 and with_first) and not (t == n - 1 and with_last):
+                if off < work.off_at[to]:
+                    work.off_at[to] = off
+                if off_cut < work.off_at[to + 1]:
+                    work.off_at[to + 1] = off_cut
+            if k == need:
+                continue
+            if work.free[t]:
+                more = work.value[t + 1] - work.value[t]
+                if on + more < work.on_at[to + 2]:
+                    work.on_at[to + 2] = on + more
+                    work.on_from[to + 2] = 0
+                if on_cut + more < work.on_at[to + 3]:
+                    work.on_at[to + 3] = on_cut + more
+                    work.on_from[to + 3] = 0
+            if ahead > 0 and k + long <= need:
+                more = work.value[ahead] - work.value[t]
+                if k > 0 or here:
+                    more += dear
+                to = ahead * wide * 2 + 2 * (k + long)
+                if off + more < work.on_at[to]:
+                    work.on_at[to] = off + more
+                    work.on_from[to] = long
+                if off_cut + more < work.on_at[to + 1]:
+                    work.on_at[to + 1] = off_cut + more
+                    work.on_from[to + 1] = long
+    for t in range(n):
+        work.chosen[t] = False
+    k = need
+    flag = 1 if work.off_at[n * wide * 2 + 2 * need + 1] < work.off_at[n * wide * 2 + 2 * need] else 0
+    total = work.off_at[n * wide * 2 + 2 * need + flag]
+    if total == INF:
+        return INF, 0
+    t, running = n, False
+    while t > 0 and k > 0:
+        at = t * wide * 2 + 2 * k + flag
+        if not running:
+            how = work.off_from[at]
+            if how == 0:
+                t -= 1
+            else:
+                running = True
+                if how == 2:
+                    flag = 0
+            continue
+        long = work.on_from[at]
+        if long > 0:
+            running = False
+        else:
+            long = 1
+        for i in range(t - long, t):
+            work.chosen[i] = True
+        t -= long
+        k -= long
+    return total, need
 
 
 @compiled
@@ -316,13 +495,13 @@ def respond(jobs, supply, demand, prices, has_team, steps, gpu_use, watt_use, st
                             work.on[m] = work.rate[i]
                             work.off[m] = length
                             m += 1
-                    k, total, dearest = _cheapest(work.on, work.off, work.order, m, run)
-                    if k == 0 or total + fixed >= best:
+                    k, least, dearest = _cheapest(work.on, work.off, work.order, m, run)
+                    if k == 0 or least + fixed >= best:
                         continue
                     if steps == 0 or (
                         demand.again[j] == 0.0 and demand.chunk[j] <= 1.0
                     ):  # a resume counts no time: these seconds are the bound
-                        best, lane, cap, kept, seconds = total + fixed, row, c, 0, 0.0
+                        best, lane, cap, kept, seconds = least + fixed, row, c, 0, 0.0
                         for i in range(n):
                             if work.free[i] and work.rate[i] <= dearest:
                                 keep[kept] = a + i
@@ -330,31 +509,35 @@ def respond(jobs, supply, demand, prices, has_team, steps, gpu_use, watt_use, st
                                 seconds += work.length[i]
                         share = run / seconds
                         continue
-                    score, more, bound, at, _ = _runs_of(
-                        demand, j, row, run, n, 0.0, demand.again[j], worth[j], steps, True, work
-                    )
-                    total = max(total, bound) + fixed
-                    if total >= best or (score == INF and bound == INF):
+                    usual = _usual_length(work.length, n)
+                    if usual > 0.0:
+                        for i in range(n):
+                            t = a + i
+                            work.gain[i] = kw * supply.energy[row, t] / (edges[t + 1] - edges[t])
+                        total, _ = _counted_runs(
+                            demand, j, row, run, n, 0.0, demand.again[j], usual, work.gain, steps < CAREFUL, False, work
+                        )
+                    else:
+                        total = np.nan
+                    if np.isnan(total):
+                        score, more, bound, at, _ = _runs_of(
+                            demand, j, row, run, n, 0.0, demand.again[j], worth[j], steps, True, work
+                        )
+                        if score == INF and bound == INF:
+                            continue
+                        total = max(least, bound)
+                        worth_here = at
+                        portion = run / (run + more)  # in the mean it uses no more than it needs
+                    else:
+                        portion = 1.0
+                    total += fixed
+                    if total >= best:
                         continue
-                    best, lane, cap = total, row, c
-                    worth_here = at
-                    share = run / (run + more)  # in the mean it uses no more than it needs
-                    kept = 0
+                    best, lane, cap, share, kept = total, row, c, portion, 0
                     for i in range(n):
                         if work.best[i]:
                             keep[kept] = a + i
                             kept += 1
-                    if steps >= CAREFUL:
-                        # slots are taken whole: the room of a few seconds more is paid for, though not their energy
-                        whole = _whole_slots(work.length, n, run)
-                        if whole > run + SLACK and demand.again[j] <= whole - run + SLACK:
-                            high = 0.0
-                            for i in range(n):
-                                if work.free[i]:
-                                    high = max(high, kw * supply.energy[row, a + i] / (edges[a + i + 1] - edges[a + i]))
-                            _, _, bound, _, _ = _runs_of(demand, j, row, whole, n, 0.0, 0.0, at, steps, True, work)
-                            if bound < INF:
-                                best = max(best, bound - (whole - run) * high + fixed)
                 else:
                     work.cost[0] = 0.0
                     work.price[0] = 0.0
@@ -542,12 +725,29 @@ def _runs_of(demand, j, row, run, n, pause, again, guess, steps, for_bound, work
 
 
 @compiled
-def look(j, supply, demand, prices, free, theta, rho, has_limits, work, out):  # type: ignore[no-untyped-def]
+def _crowded(supply, prices, rise, free, row, t, g, w, team, rho, has_limits):  # type: ignore[no-untyped-def]
+    """What ``g`` GPUs and ``w`` W are worth in a slot at prices that rise by ``rho`` times ``rise`` with each unit that is
+    taken beyond the limit, and fall with each that is free."""
+    short = 0.5 * g - min(free.gpus[row, t], LARGE)
+    price = g * max(0.0, prices.gpu[row, t] + rho * rise.gpu[row, t] * short)
+    if has_limits:
+        r = supply.region[row]
+        short = 0.5 * w - min(min(free.region_w[r, t], free.lane_w[row, t]), LARGE)
+        price += w * max(0.0, prices.watt[row, t] + rho * rise.watt[row, t] * short)
+        short = 0.5 - min(free.starts[r, t], LARGE)
+        price += max(0.0, prices.start[row, t] + rho * rise.start[row, t] * short)
+        short = 0.5 * g - min(free.team[team, t], LARGE)
+        price += g * max(0.0, prices.team[team, t] + rho * rise.team[team, t] * short)
+    return price
+
+
+@compiled
+def look(j, supply, demand, prices, free, theta, rho, has_limits, work, out, rise):  # type: ignore[no-untyped-def]
     """The best place for job ``j`` now, in ``out``; returns its score (INF: none but being left out).
 
     The score is its cost and ``theta`` times the prices of its room. With ``rho`` < 0 only slots with room count; else a slot
-    without is allowed at ``rho`` times what the room is worth that it takes from others. ``has_limits`` tells whether there is
-    any limit beside GPUs.
+    without is allowed at ``rho`` times what the room is worth that it takes from others. With ``theta`` < 0 every slot counts,
+    at prices that follow what others take there (``_crowded``). ``has_limits`` tells whether there is any limit beside GPUs.
     """
     edges = supply.edges
     best = INF
@@ -585,7 +785,9 @@ def look(j, supply, demand, prices, free, theta, rho, has_limits, work, out):  #
                         g * (prices.gpu[row, t] + prices.team[team, t]) + w * prices.watt[row, t] + prices.start[row, t]
                     )
                 length = min(edges[t + 1], demand.last[j]) - max(edges[t], ready)
-                if usable:
+                if usable and theta < 0.0:
+                    price = _crowded(supply, prices, rise, free, row, t, g, w, team, rho, has_limits)
+                elif usable:
                     fits = _fits(supply, free, row, t, g, w, team) if has_limits else free.gpus[row, t] >= g - SLACK
                     if not fits:
                         if rho < 0.0 or free.team[team, t] < g - SLACK:
@@ -658,6 +860,27 @@ def look(j, supply, demand, prices, free, theta, rho, has_limits, work, out):  #
                 best = _take_cheapest(supply, demand, j, row, c, kw, ready, run, a, n, here, fixed, dearest, best, work, out)
                 if best <= least + fixed + 1e-9 * abs(best):
                     continue
+            usual = _usual_length(work.length, n)
+            if usual > 0.0:
+                for i in range(n):
+                    work.gain[i] = kw * supply.energy[row, a + i] / (edges[a + i + 1] - edges[a + i])
+                score, _ = _counted_runs(
+                    demand, j, row, run, n, demand.pause_cost[j], demand.again[j], usual, work.gain, theta < 0.0, True, work
+                )
+                if score + fixed + moving >= best:
+                    continue
+            else:
+                score = np.nan
+            if score < INF:
+                lacks = run - _held(demand, j, row, n, work)
+                if lacks > SLACK:
+                    for k in range(n):
+                        work.under[k] = work.best[k]
+                    if _extend(demand, j, n, lacks, work):
+                        best = _take_runs(supply, demand, j, row, c, kw, ready, run, a, n, here, fixed, moving, best, work, out)
+                    continue
+                best = _take_runs(supply, demand, j, row, c, kw, ready, run, a, n, here, fixed, moving, best, work, out)
+                continue
             score, _, _, _, lacks = _runs_of(
                 demand, j, row, run, n, demand.pause_cost[j], demand.again[j], -INF, 24, False, work
             )
@@ -666,6 +889,19 @@ def look(j, supply, demand, prices, free, theta, rho, has_limits, work, out):  #
             if lacks < INF and _extend(demand, j, n, lacks, work):
                 best = _take_runs(supply, demand, j, row, c, kw, ready, run, a, n, here, fixed, moving, best, work, out)
     return best
+
+
+@compiled
+def _held(demand, j, row, n, work):  # type: ignore[no-untyped-def]
+    """The seconds of work that the runs of ``work.best`` hold, after their resumes."""
+    seconds, starts = 0.0, 0
+    for k in range(n):
+        if work.best[k]:
+            seconds += work.length[k]
+            starts += k == 0 or not work.best[k - 1]
+    if demand.here[j] != row or work.best[0]:
+        starts -= 1
+    return seconds - demand.again[j] * max(starts, 0)
 
 
 @compiled
@@ -799,6 +1035,8 @@ def _take_runs(supply, demand, j, row, c, kw, ready, run, a, n, here, fixed, mov
         end = min(edges[a + e], demand.last[j])
         if e - 1 == cut_at:
             end -= left
+        if end - begin < (0.0 if here and i == 0 else chunk) - SLACK:
+            return best
         for t in range(i, e):
             seconds = work.length[t]
             if t == cut_at:
@@ -971,11 +1209,66 @@ def place_each(jobs, supply, demand, prices, free, placed, theta, has_limits, wo
     """Place ``jobs``, none of which is placed yet, one after the other in what is free. Returns how many found no place."""
     left_out = 0
     for j in jobs:
-        look(j, supply, demand, prices, free, theta, -1.0, has_limits, work, out)
+        look(j, supply, demand, prices, free, theta, -1.0, has_limits, work, out, prices)
         put(j, supply, demand, prices, out, placed)
         occupy(j, supply, demand, free, placed, 1)
         left_out += placed.lane[j] == NOWHERE
     return left_out
+
+
+@compiled
+def _crowding(j, supply, demand, prices, rise, free, placed, rho, has_limits):  # type: ignore[no-untyped-def]
+    """What the room of ``j`` is worth where it is, at prices that rise with what all others take there (see ``look``)."""
+    row, g, team = placed.lane[j], demand.gpus[j], demand.team[j]
+    w = demand.kw[j] * demand.draw[j, row] * demand.cap_draw[placed.cap[j]] * 1000.0 * supply.pue[row]
+    total = 0.0
+    for k in range(placed.runs[j]):
+        for t in range(placed.first[j, k], placed.stop[j, k]):
+            total += _crowded(supply, prices, rise, free, row, t, g, w, team, rho, has_limits)
+    return total
+
+
+@compiled
+def settle_each(jobs, turn, supply, demand, prices, rise, free, placed, rho, has_limits, work, out):  # type: ignore[no-untyped-def]
+    """Let ``jobs`` choose anew one after the other, each where it pays least at prices that rise with what the others take;
+    limits may be broken. One that pays no more than when it chose looks again in every third ``turn`` only. ``placed.load``
+    holds what each paid for its room. Returns how many moved."""
+    moved = 0
+    for j in jobs:
+        occupy(j, supply, demand, free, placed, -1)
+        if placed.lane[j] != NOWHERE and (j + turn) % 3 != 0:
+            pays = _crowding(j, supply, demand, prices, rise, free, placed, rho, has_limits)
+            if pays <= placed.load[j] + 1e-3 * abs(placed.cost[j]):
+                occupy(j, supply, demand, free, placed, 1)
+                continue
+        lane, begin = placed.lane[j], placed.begin[j, 0]
+        look(j, supply, demand, prices, free, -1.0, rho, has_limits, work, out, rise)
+        put(j, supply, demand, prices, out, placed)
+        if placed.lane[j] != NOWHERE:
+            placed.load[j] = _crowding(j, supply, demand, prices, rise, free, placed, rho, has_limits)
+        occupy(j, supply, demand, free, placed, 1)
+        moved += placed.lane[j] != lane or placed.begin[j, 0] != begin
+    return moved
+
+
+@compiled
+def keep_each(jobs, old, supply, demand, prices, free, placed, has_limits, work, out):  # type: ignore[no-untyped-def]
+    """Place ``jobs`` one after the other where they are in ``old``; one that does not fit there takes what is best at the
+    prices in what is free."""
+    for j in jobs:
+        row, fits = old.lane[j], old.lane[j] != NOWHERE
+        g, team = demand.gpus[j], demand.team[j]
+        if fits:
+            w = demand.kw[j] * demand.draw[j, row] * demand.cap_draw[old.cap[j]] * 1000.0 * supply.pue[row]
+            for k in range(old.runs[j]):
+                for t in range(old.first[j, k], old.stop[j, k]):
+                    fits = fits and _fits(supply, free, row, t, g, w, team)
+        if fits:
+            copy_place(j, old, j, placed)
+        else:
+            look(j, supply, demand, prices, free, 1.0, -1.0, has_limits, work, out, prices)
+            put(j, supply, demand, prices, out, placed)
+        occupy(j, supply, demand, free, placed, 1)
 
 
 @compiled
@@ -1003,7 +1296,7 @@ def offer_again(jobs, supply, demand, prices, free, placed, theta, has_limits, w
         before = placed.cost[j] + theta * placed.load[j] + _bother(j, demand, placed)
         copy_place(j, placed, 0, undo)
         occupy(j, supply, demand, free, placed, -1)
-        look(j, supply, demand, prices, free, theta, -1.0, has_limits, work, out)
+        look(j, supply, demand, prices, free, theta, -1.0, has_limits, work, out, prices)
         put(j, supply, demand, prices, out, placed)
         after = placed.cost[j] + theta * placed.load[j] + _bother(j, demand, placed)
         if after < before - 1e-9 * abs(before):
@@ -1092,13 +1385,13 @@ def make_room(j, supply, demand, prices, free, placed, rho, has_limits, most, wo
             placed.runs[v] = 0
         # the first is to take a better place than it has; those it drives away take what is free, or drive away others
         soft = step == 0
-        look(v, supply, demand, prices, free, 0.0, rho if soft else -1.0, has_limits, work, out)
+        look(v, supply, demand, prices, free, 0.0, rho if soft else -1.0, has_limits, work, out, prices)
         if not soft and count < most - 1 and step < most:
             hard = out.cost[0] if out.what[0] != NOWHERE else demand.unserved[v]
             if delta + hard >= -1e-12:
-                score = look(v, supply, demand, prices, free, 0.0, rho, has_limits, work, out)
+                score = look(v, supply, demand, prices, free, 0.0, rho, has_limits, work, out, prices)
                 if out.what[0] == NOWHERE or score >= hard - 1e-12:
-                    look(v, supply, demand, prices, free, 0.0, -1.0, has_limits, work, out)
+                    look(v, supply, demand, prices, free, 0.0, -1.0, has_limits, work, out, prices)
         step += 1
         put(v, supply, demand, prices, out, placed)
         occupy(v, supply, demand, free, placed, 1)
@@ -1248,7 +1541,7 @@ def anneal(  # type: ignore[no-untyped-def]
         after = 0.0
         for i in range(count):
             j = chosen[undo.at[i]]
-            look(j, supply, demand, noise if noisy else prices, free, theta, -1.0, has_limits, work, out)
+            look(j, supply, demand, noise if noisy else prices, free, theta, -1.0, has_limits, work, out, prices)
             put(j, supply, demand, prices, out, placed)
             occupy(j, supply, demand, free, placed, 1)
             after += placed.cost[j] + _bother(j, demand, placed)

@@ -4,12 +4,14 @@ again. Pure; policies.decide asks this of every job each tick, a backtest of tho
 
 from datetime import UTC, datetime, timedelta
 
+from policies.freezing import WORTH_FREEZING_S, freezes, left_s, may_freeze, wake_margin_s, why_not
 from policies.room import Room
-from policies.sentences import hhmm
+from policies.sentences import hhmm, span
 from policies.world import (
     Action,
     AskCheckpoint,
     EndCancelled,
+    Freeze,
     Hold,
     JobState,
     JobView,
@@ -37,6 +39,11 @@ def owners_wish(job: JobView, world: World) -> Action | None:
         return None
     if job.state is JobState.RUNNING and job.flex.pausable is Pausable.CHECKPOINT:
         return AskCheckpoint(job.id, "its owner paused it") if may_ask(job, world) else None
+    if freezes(job) and job.frozen_at is None:
+        if (refusal := why_not(job, world.now)) is None:
+            return Freeze(job.id, f"its owner paused it: {frozen_for(job, world.now)}")
+        sentence = f"its owner paused it, and it runs on: {refusal}"
+        return Hold(job.id, sentence) if job.reason != sentence else None
     if job.state in WAITING and (job.reason != HELD or job.planned_start_at is not None):
         return Hold(job.id, HELD)
     return None
@@ -57,6 +64,11 @@ def leaving(job: JobView) -> bool:
 def pausable_now(job: JobView) -> bool:
     """Whether a job runs and may be asked for a checkpoint."""
     return job.state is JobState.RUNNING and job.flex.flexible and job.flex.pausable is Pausable.CHECKPOINT
+
+
+def frozen_for(job: JobView, now: datetime) -> str:
+    """The end of the sentence of a job that is frozen now."""
+    return f"frozen where it runs, for {span(left_s(job, now) - wake_margin_s(job))} at most"
 
 
 # --- running ----------------------------------------------------------------------------------------------------------
@@ -82,6 +94,28 @@ def plan_wants_pause(job: JobView, placement: Placement | None, world: World) ->
     if upcoming is None:
         return None
     return f"{placement.reason}; asked to pause until {hhmm(max(upcoming, world.now))} in {placement.region}"
+
+
+def planned_gap_s(job: JobView, placement: Placement | None, world: World) -> float | None:
+    """For how long from now on the plan has a running job not run, to go on where it is after that; None where it has it run
+    now or elsewhere, or says nothing. ``placement`` was made knowing of this run."""
+    if placement is None or placement.region != job.region:
+        return None
+    now = _plan_moment(world)
+    if any(start <= now < end for start, end in placement.intervals):
+        return None
+    upcoming = next((start for start, _ in placement.intervals if start > now), None)
+    return None if upcoming is None else (upcoming - world.now).total_seconds()
+
+
+def plan_wants_freeze(job: JobView, placement: Placement | None, world: World) -> str | None:
+    """Why the plan wants a running job frozen now, or None: a gap in its run that it stands, and that is worth it."""
+    if not may_freeze(job, world.now) or job.held:
+        return None
+    gap_s = planned_gap_s(job, placement, world)
+    if gap_s is None or placement is None or not WORTH_FREEZING_S <= gap_s <= left_s(job, world.now) - wake_margin_s(job):
+        return None
+    return f"{placement.reason}; frozen where it runs for {span(gap_s)}"
 
 
 def _plan_moment(world: World) -> datetime:

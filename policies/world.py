@@ -78,10 +78,14 @@ class JobView:
     """One unfinished job as policies see it.
 
     ``remaining_s`` is expected run time still to do at the last durable progress (full run time when never started).
-    ``run_started_at`` is when the current attempt began to run (None when it is not running).
-    ``region`` is where the current or last attempt ran. ``held`` means its owner paused it. ``checkpoint_misses`` counts
-    checkpoint requests that the job left unanswered, ``last_pause_asked_at`` when the last one was made. A placed job runs on
-    ``gpu_type`` (None: any, or not known) under the power cap ``cap`` (1: none).
+    ``run_started_at`` is when the current attempt began to run (None when it is not running), later by the time for which it
+    has stood frozen. ``region`` is where the current or last attempt ran. ``held`` means its owner paused it.
+    ``checkpoint_misses`` counts checkpoint requests that the job left unanswered, ``last_pause_asked_at`` when the last one was
+    made. A placed job runs on ``gpu_type`` (None: any, or not known) under the power cap ``cap`` (1: none).
+
+    ``frozen_at`` is since when a running job stands frozen (None: it does not), ``rested_at`` when it will have run for as long
+    as it was frozen before, ``frozen_w`` what it draws meanwhile at the GPU (None: not measured), ``cannot_freeze`` why it
+    cannot be frozen where it runs (empty: it can; see policies.freezing).
     """
 
     id: str
@@ -105,6 +109,10 @@ class JobView:
     planned_start_at: datetime | None = None
     gpu_type: str | None = None
     cap: float = 1.0
+    frozen_at: datetime | None = None
+    rested_at: datetime | None = None
+    frozen_w: float | None = None
+    cannot_freeze: str = "nothing here can freeze it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,6 +357,23 @@ class AskCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class Freeze:
+    """Stop the processes of a running job where they are; it stays ``running``."""
+
+    job_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Thaw:
+    """Let a frozen job run on. ``used_up``: because it has stood all that it stands, not because nothing speaks against it."""
+
+    job_id: str
+    reason: str
+    used_up: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class StopAttempt:
     """Stop the attempt of a job that is being cancelled."""
 
@@ -384,4 +409,4 @@ class Alarm:
     sentence: str
 
 
-Action = Launch | AskCheckpoint | StopAttempt | EndCancelled | Hold | Alarm
+Action = Launch | AskCheckpoint | Freeze | Thaw | StopAttempt | EndCancelled | Hold | Alarm

@@ -91,7 +91,7 @@ def _region(region: Json, now: datetime | None, wanted: str, most: int) -> tuple
                 continue
             gpus += len(node["gpus"])
             rows.append(_node(node, now))
-            rows += [_gpu(gpu) for gpu in node["gpus"]]
+            rows += [_gpu(gpu, node.get("leases") or (), now) for gpu in node["gpus"]]
     more = f'<div class="gs gs-dim">and {left_out:,} more GPUs: narrow by node, branch, region or job</div>' if left_out else ""
     if not rows:
         return title + '<div class="gs gs-dim">no node here holds that text</div>', 0
@@ -130,12 +130,13 @@ def _node(node: Json, now: datetime | None) -> Sequence[str]:
     if not node["silent"] and not node.get("can_cap"):
         notes.append(escape(f"cannot cap: {node.get('why_not') or 'it has no right to'}"))
     notes += [escape(f"frozen here: {one['job_id']}") for one in node.get("frozen") or ()]
-    notes += [f'<span class="gs-red">{escape(str(one["sentence"]))}</span>' for one in node.get("alarms") or ()]
+    alarms = [escape(str(one["sentence"])) for one in node.get("alarms") or ()]
+    notes += [f'<span class="gs-red">{one}</span>' for one in alarms if f"cannot cap: {one}" not in notes]
     name = f"{escape(str(node['hostname']))}{' ' + SIMULATED if node.get('simulated') else ''}"
     return (f"<b>{name}</b>", "", escape(_known(node["draw"])), "", "", "", "", "<br>".join(notes))
 
 
-def _gpu(gpu: Json) -> Sequence[str]:
+def _gpu(gpu: Json, leases: Sequence[Json], now: datetime | None) -> Sequence[str]:
     power, limit, state = gpu.get("power_w"), gpu.get("enforced_w"), str(gpu["state"])
     share = None if power is None or not limit else float(power) / float(limit)
     name = f"{gpu['index']} · {gpu['name']}"
@@ -149,17 +150,17 @@ def _gpu(gpu: Json) -> Sequence[str]:
         number_text(gpu.get("temperature_c"), "°C", 0) if gpu.get("temperature_c") is not None else "",
         f"{float(gpu['sm_util']):.0%}" if gpu.get("sm_util") is not None else "",
         mark,
-        "<br>".join(_notes(gpu)),
+        "<br>".join(_notes(gpu, leases, now)),
     )
 
 
-def _notes(gpu: Json) -> list[str]:
+def _notes(gpu: Json, leases: Sequence[Json], now: datetime | None) -> list[str]:
     """What holds a GPU back, and what of its limit is not as it should be."""
     cap: Mapping[str, Any] = gpu.get("cap") or {}
     limit, default = gpu.get("enforced_w"), gpu.get("default_w")
     notes = []
     if limit is not None and default and limit < default - 0.5:
-        notes.append(f"capped to {limit / default:.0%} of {power_text(default)}")
+        notes.append(f"capped to {limit / default:.0%} of {power_text(default)}{_why(gpu, leases, now)}")
     if gpu.get("throttle"):
         notes.append(escape("throttled: " + ", ".join(str(one).replace("_", " ") for one in gpu["throttle"])))
     if cap.get("state") in _WRONG_CAPS:
@@ -167,6 +168,16 @@ def _notes(gpu: Json) -> list[str]:
         notes.append(f'<span class="gs-red">{told}</span>')
     notes += ["MIG: one draw for all its parts"] if gpu.get("mig") else []
     return notes
+
+
+def _why(gpu: Json, leases: Sequence[Json], now: datetime | None) -> str:
+    """The reason of the lease that is in force, the lowest, and the end of one that nobody renews."""
+    lowest = min((one for one in leases if one["uuid"] == gpu["uuid"]), key=lambda one: float(one["limit_w"]), default=None)
+    if lowest is None:
+        return ""
+    ends = time_of(lowest.get("ends_at"))
+    until = f", until {clock_text(ends, now) + ' UTC' if ends else 'released'}" if lowest.get("kind") == "event" else ""
+    return escape(f": {lowest.get('reason') or lowest['lease_id']}{until}")
 
 
 # --- what was drawn -------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ __all__ = ["CapOrders", "CapResult", "CapState", "Enforcer", "SetCap"]
 LEAST_SHARE = 0.5  # of the default limit; below, work per joule falls off a cliff, and pausing is better
 APPLY_S = 2.0  # how long `apply` waits for the driver; what is not enforced by then is tried on by the GPU's own thread
 STEP_WAIT_S = 0.25
-STALE_S = 0.7
+STALE_S = 1.5  # a GPU's own thread looks each second; only one that is late is woken
 ALARM_S = 60.0  # how long a drift that was put right is told
 
 
@@ -61,7 +61,7 @@ class Enforcer:
     """Keeps all GPUs of the node at what their leases say. Making one takes up what the book holds, before anything else.
 
     Each GPU is kept by a thread of its own, which also ends leases in time when nobody calls `step`. `protected` gives a
-    sentence when a GPU must not be capped now because of who works on it.
+    sentence when a GPU must not be capped for economy now because of who works on it; events reach it all the same.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class Enforcer:
         if limit_w < LEAST_SHARE * info.default_w and not order.min_ok:
             least_w = LEAST_SHARE * info.default_w
             raise BadLease(f"limit_w {limit_w:g} is below half the default limit ({least_w:g} W): pause instead, or say min_ok")
-        why = self._protected(order.uuid) if self._protected else None
+        why = self._protected(order.uuid) if self._protected and order.kind == "economic" else None
         if why:
             raise BadLease(why)
 

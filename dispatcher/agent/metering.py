@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from .counter_check import JUMP_FACTOR, CounterCheck
@@ -306,21 +306,18 @@ class GpuMeter:
     # --- to the disk and back -------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Everything that a successor needs to go on, as JSON can hold it."""
+        """Everything that a successor needs to go on, as JSON can hold it; to be written down before the next reading."""
         last = self._last
         return {
             "uuid": self.uuid,
-            "reading": None if last is None else asdict(last.reading),
+            "reading": None if last is None else vars(last.reading),
             "residents": None if last is None or last.residents is None else [[k, v] for k, v in last.residents.items()],
             "shares": [[*line, share] for line, share in self._last_shares.items()],
             "wall_s": self._last_wall_s,
             "closed_until": self._closed_until,
             "distrusted_until_s": max(self.check.distrusted_until_s, 0.0),
             "minutes": [
-                {
-                    **{key: value for key, value in asdict(minute).items() if key != "lines"},
-                    "lines": [[*line, asdict(tally)] for line, tally in minute.lines.items()],
-                }
+                {**vars(minute), "lines": [[*line, vars(tally)] for line, tally in minute.lines.items()]}
                 for minute in self._minutes.values()
             ],
         }

@@ -24,7 +24,8 @@ TRIES, TRY_AGAIN_S = 4, 0.05
 
 @dataclass(frozen=True)
 class Settings:
-    """How an agent is to run. ``node_id`` is Ray's, or the machine's own where there is no Ray."""
+    """How an agent is to run. ``node_id`` is Ray's, or the machine's own where there is no Ray. ``protect_foreign``: a GPU on
+    which a process of no job of ours works is not capped by an economic lease."""
 
     server: str
     region: str
@@ -35,6 +36,7 @@ class Settings:
     branch: str | None = None
     ray_node_id: str | None = None
     version: str | None = None
+    protect_foreign: bool = True
 
 
 def machine_id() -> str:

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,10 +31,13 @@ FIRST_PID_NAMESPACE = "pid:[4026531836]"
 RAY_NODE_PROCESSES = frozenset({"raylet", "gcs_server"})
 #: The actor that waits for a job's entrypoint and answers the job's status; it is idle, and stopping it would silence the job.
 SUPERVISOR_TITLE = b"JobSupervisor"
-#: A process younger than this may still be on its way to its last ``exec``, so its environment is read at each scan, seconds.
-YOUNG_S = 30.0
-#: Without an answer, an older process is asked again each this many scans.
-ASK_AGAIN_SCANS = 30
+#: A process younger than this, seconds, may still be on its way to its last ``exec``, so its environment is read again, while
+#: it is new at each look, then each so many looks.
+NEW_S, YOUNG_S, YOUNG_LOOKS = 5.0, 30.0, 5
+#: Without an answer, an older process is asked again each this many looks; one with an answer that holds a GPU, too.
+ASK_AGAIN_LOOKS = 30
+#: One look in so many reads every process anew; nothing but a freeze depends on what is read then.
+LOOKS_A_SCAN = 30
 #: The parent of all threads of the kernel, which have no environment.
 KERNEL_PARENT = 2
 #: More parents than any real process has; a loop can only come from a pid that was used again while we looked.
@@ -65,7 +69,7 @@ class Process:
 
 
 def _read(proc: Path, pid: int, name: str) -> bytes:
-    # Several thousand times a second on a large machine: file objects would cost more than the kernel does.
+    # Thousands of times in a row on a large machine: file objects would cost more than the kernel does.
     handle = os.open(f"{proc}/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
     try:
         data = os.read(handle, 1 << 16)
@@ -98,45 +102,103 @@ def job_in_environment(environment: bytes) -> str | None:
     return found.decode("ascii") if _JOB_ID.fullmatch(found) else None
 
 
-class ProcessTable:
-    """The processes of this machine and what was learned of them. Not thread-safe: one thread scans and asks.
+def boottime_s() -> float:
+    """Seconds since boot, on the clock that processes' starts are told by."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
-    Call ``scan`` about once a second, also while no GPU is in use: what is read early is known later.
+
+class ProcessTable:
+    """The processes of this machine and what was learned of them. Not thread-safe: one thread looks and asks.
+
+    Call ``look`` about once a second, also while no GPU is in use: what is read early is known later. ``scan`` where it matters
+    that every process is seen as it is now.
     """
 
-    def __init__(self, proc: Path = Path("/proc"), own_pid: int | None = None) -> None:
-        self._proc = proc
+    def __init__(
+        self, proc: Path = Path("/proc"), own_pid: int | None = None, boot_s: Callable[[], float] = boottime_s
+    ) -> None:
+        self._proc, self._boot_s = proc, boot_s
         self._own_pid = os.getpid() if own_pid is None else own_pid
         self._ticks_per_s = os.sysconf("SC_CLK_TCK")
+        self._names: set[str] = set()  # what was in /proc at the last look
         self._processes: dict[int, Process] = {}
+        self._young: dict[int, Process] = {}
         self._known: dict[tuple[int, int], str] = {}
-        self._asked: dict[tuple[int, int], int] = {}  # without an answer, and in which scan
-        self._scans = 0
+        self._asked: dict[tuple[int, int], int] = {}  # at which look
+        self._looks = 0
+        self._newest_ticks = 0
         self._foreign_namespace = _is_foreign_namespace(proc)
 
     def scan(self) -> dict[int, Process]:
         """Look at all processes, and remember which job each belongs to."""
-        self._scans += 1
-        found = (read_process(int(name), self._proc) for name in os.listdir(self._proc) if name.isdigit())  # noqa: PTH208
+        self._looks += 1
+        self._names = set(os.listdir(self._proc))  # noqa: PTH208 - each second, and only the names are wanted
+        found = (read_process(int(name), self._proc) for name in self._names if name.isdigit())
         self._processes = {process.pid: process for process in found if process is not None}
         live = {process.key for process in self._processes.values()}
         self._known = {key: job_id for key, job_id in self._known.items() if key in live}
-        self._asked = {key: scan for key, scan in self._asked.items() if key in live}
-        newest = max((process.start_ticks for process in self._processes.values()), default=0)
-        for process in self._processes.values():
+        self._asked = {key: look for key, look in self._asked.items() if key in live}
+        self._learn(list(self._processes.values()))
+        return dict(self._processes)
+
+    def look(self) -> None:
+        """Take in what came and went since the last look, and what is young enough to change; the rest stays as it was read.
+        Costs little however many processes there are."""
+        if self._looks % LOOKS_A_SCAN == 0:
+            self.scan()
+            return
+        self._looks += 1
+        names = set(os.listdir(self._proc))  # noqa: PTH208 - each second, and only the names are wanted
+        come, gone = names - self._names, self._names - names
+        self._names = names
+        for name in gone:
+            if name.isdigit():
+                self._forget(int(name))
+        found = []
+        again = {process.pid for process in self._young.values() if self._is_due(process)}
+        for pid in {int(name) for name in come if name.isdigit()} | again:
+            process, before = read_process(pid, self._proc), self._processes.get(pid)
+            if before is not None and (process is None or process.key != before.key):
+                self._forget(pid)
+            if process is not None:
+                self._processes[pid] = process
+                found.append(process)
+        self._learn(found)
+
+    def _forget(self, pid: int) -> None:
+        process = self._processes.pop(pid, None)
+        if process is not None:
+            self._asked.pop(process.key, None)
+            self._known.pop(process.key, None)
+
+    def _learn(self, processes: list[Process]) -> None:
+        """Ask those whose environment may have changed, and remember what each of these processes inherits."""
+        newest = max((process.start_ticks for process in processes), default=0)
+        self._newest_ticks = max(self._newest_ticks, newest, int(self._boot_s() * self._ticks_per_s))
+        for process in processes:
             if KERNEL_PARENT in (process.pid, process.parent):
                 continue
-            young = newest - process.start_ticks < YOUNG_S * self._ticks_per_s
-            waited = self._scans - self._asked.get(process.key, -ASK_AGAIN_SCANS)
-            if young or (process.key not in self._known and waited >= ASK_AGAIN_SCANS):
+            young = self._age_s(process) < YOUNG_S
+            if young:
+                self._young[process.pid] = process
+            if (young or process.key not in self._known) and self._is_due(process):
                 self._ask(process)
+        self._young = {pid: one for pid, one in self._young.items() if pid in self._processes and self._age_s(one) < YOUNG_S}
         # A child's answer may rest on its parents', who may end before the child: keep it as long as the child lives.
         answers: dict[int, str | None] = {}
-        for process in self._processes.values():
+        for process in processes:
             job_id = self._inherited(process, answers)
             if job_id is not None:
                 self._known[process.key] = job_id
-        return dict(self._processes)
+
+    def _age_s(self, process: Process) -> float:
+        return (self._newest_ticks - process.start_ticks) / self._ticks_per_s
+
+    def _is_due(self, process: Process) -> bool:
+        """Whether its environment was not read for so long that it may have changed."""
+        age_s, asked = self._age_s(process), self._asked.get(process.key)
+        pause = 1 if age_s < NEW_S else YOUNG_LOOKS if age_s < YOUNG_S else ASK_AGAIN_LOOKS
+        return asked is None or self._looks - asked >= pause
 
     def owners(self, processes: Iterable[GpuProcess]) -> dict[int, str | None]:
         """Each GPU process's job by pid; None when it is nobody's or cannot be known. Looked at anew, as it may be new."""
@@ -171,7 +233,8 @@ class ProcessTable:
         if process is None:
             return None
         self._processes[pid] = process
-        self._ask(process)
+        if process.key not in self._known or self._is_due(process):
+            self._ask(process)
         if process.key not in self._known:
             for ancestor in self._ancestors(pid, fresh=True):
                 self._ask(self._processes[ancestor])
@@ -184,7 +247,7 @@ class ProcessTable:
         """Read its own environment; what is found there replaces what was remembered, because an ``exec`` can change it."""
         if process.state == "D":
             return  # reading the memory of one that hangs in the kernel may hang us with it
-        self._asked[process.key] = self._scans
+        self._asked[process.key] = self._looks
         try:
             job_id = job_in_environment(_read(self._proc, process.pid, "environ"))
         except OSError:

@@ -32,10 +32,14 @@ URL, REGION, TOKEN = "GRIDSHIFT_AGENT_URL", "GRIDSHIFT_AGENT_REGION", "GRIDSHIFT
 #: When this deployment was made: of two, the later one's actors stay.
 STAMP = "GRIDSHIFT_AGENT_STAMP"
 VERSION = "GRIDSHIFT_AGENT_VERSION"
+#: "0" where work of no job of ours may be capped like any other.
+PROTECT_FOREIGN = "GRIDSHIFT_AGENT_PROTECT_FOREIGN"
 #: Seconds between two looks for new nodes, and between two questions to every actor.
 LOOK_S, ASK_S = 1.0, 30.0
 #: Seconds that actors have to answer; one that is being started again does not.
 ANSWER_S = 10.0
+#: Seconds of a look that are spent on answers: those that come later are taken by a later look, for new nodes wait meanwhile.
+LISTEN_S = 0.2
 #: Seconds between two tries to take over the state folder from an agent that is just ending.
 BUSY_AGAIN_S = 1.0
 
@@ -61,6 +65,7 @@ class NodeAgent:
             branch=branch,
             ray_node_id=node_id,
             version=environ.get(VERSION),
+            protect_foreign=environ.get(PROTECT_FOREIGN, "1") != "0",
         )
         self._agent: Agent | None = None
         self._trouble: str | None = "starting"
@@ -135,6 +140,8 @@ class Keeper:
         self._actors: dict[str, Any] = {}
         self._troubles: dict[str, str | None] = {}
         self._asked_s = float("-inf")
+        #: Questions that were not answered yet: the actor's node and handle, and when it was asked.
+        self._open: dict[Any, tuple[str, Any, float]] = {}
 
     def look(self) -> None:
         """One look at the cluster. Raises Replaced when the actors of a later deployment are there."""
@@ -174,16 +181,21 @@ class Keeper:
 
     def _ask(self, actors: Mapping[str, Any], nodes: Mapping[str, RayNode]) -> None:
         """Ask actors which deployment they are of; make those anew that are dead or of an earlier one."""
-        asked = {handle.about.remote(): node_id for node_id, handle in actors.items()}
-        done, _ = self._ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER_S) if asked else ([], [])
-        for reference in done:
-            node_id = asked[reference]
+        now = self._mono()
+        self._open |= {handle.about.remote(): (node_id, handle, now) for node_id, handle in actors.items()}
+        waiting = list(self._open)
+        done, _ = self._ray.wait(waiting, num_returns=len(waiting), timeout=LISTEN_S) if waiting else ([], [])
+        answered = [(reference, *self._open.pop(reference)[:2]) for reference in done]
+        self._open = {reference: one for reference, one in self._open.items() if now - one[2] < ANSWER_S}
+        for reference, node_id, handle in answered:
+            if self._actors.get(node_id) is not handle or node_id not in nodes:
+                continue  # of one that was replaced, or whose node is gone
             try:
                 about = self._ray.get(reference)
                 theirs = float(about["stamp"])
                 self._tell(node_id, about.get("trouble"))
             except self._ray.exceptions.RayActorError as error:
-                if is_dead_for_good(self._ray, actors[node_id], error):
+                if is_dead_for_good(self._ray, handle, error):
                     log.warning("the agent of node %s is gone and is made anew: %s", node_id, error)
                     self._replace(nodes[node_id])
                 continue

@@ -12,7 +12,7 @@ import os
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from .durable import pack, sync_folder, unpack, write_durably
@@ -45,7 +45,7 @@ class Segment:
 
 def line_of(number: int, row: EnergyRow) -> bytes:
     """One row as a line: checksum, number, JSON."""
-    text = f"{number} {json.dumps(asdict(row), sort_keys=True, allow_nan=False)}".encode()
+    text = f"{number} {json.dumps(vars(row), sort_keys=True, allow_nan=False)}".encode()
     return b"%08x %s\n" % (zlib.crc32(text), text)
 
 

@@ -47,6 +47,8 @@ ROWS_AT_ONCE = 1000
 TOLD_S = 60.0
 #: A change of power below this, W or as a share, is not worth telling before its time.
 QUIET_W, QUIET_SHARE = 5.0, 0.02
+#: What is told of a GPU at once when it changes.
+SUDDEN = ("limit_w", "enforced_w", "throttle", "idle_state", "jobs", "protected")
 
 
 class Agent:
@@ -67,6 +69,9 @@ class Agent:
         self._can_cap, self._why_not = False, ""
         self._infos: dict[str, DeviceInfo] = {}
         self._table = ProcessTable()
+        #: By GPU, the processes of no job of ours at the last look, and the sentence why it is not to be capped for economy.
+        self._strangers: dict[str, frozenset[int]] = {}
+        self._protected: dict[str, str] = {}
         self._freezer = Freezer(settings.state_dir, self._table, self._boot)
         self._samplers = Samplers()
         self._energy_dir = settings.state_dir / "energy"
@@ -169,7 +174,7 @@ class Agent:
         try:
             can_cap, why_not = devices.can_cap()
             book = LeaseBook(self.settings.state_dir / "leases")
-            enforcer = Enforcer(devices, book)
+            enforcer = Enforcer(devices, book, protected=lambda uuid: self._protected.get(uuid))
         except BaseException:
             devices.close()
             raise
@@ -223,12 +228,30 @@ class Agent:
             devices, uuids = self._devices, list(self._infos)
         looks = {} if devices is None else self._samplers.look(devices, uuids)
         residents: dict[str, Residents] = {}
+        strangers: dict[str, frozenset[int]] = {}
         with self._jobs_lock:
-            self._table.scan()
+            self._table.look()
             for uuid, look in looks.items():
                 processes = look.processes
-                residents[uuid] = None if processes is None else job_weights(processes, self._table.owners(processes))
+                if processes is None:
+                    residents[uuid] = None
+                    continue
+                owners = self._table.owners(processes)
+                residents[uuid] = job_weights(processes, owners)
+                strangers[uuid] = frozenset(pid for pid, job_id in owners.items() if job_id is None)
+        self._protect(strangers)
         return {uuid: look.reading for uuid, look in looks.items()}, residents
+
+    def _protect(self, strangers: dict[str, frozenset[int]]) -> None:
+        """Note the GPUs on which a process of no job of ours works. One that is seen once may be a job's that just ended."""
+        before, self._strangers = self._strangers, strangers
+        stay = {uuid: pids & before.get(uuid, frozenset()) for uuid, pids in strangers.items()}
+        if self.settings.protect_foreign:
+            self._protected = {
+                uuid: f"process {min(pids)} there is of no job of gridshift's, so it is not capped ([agents] protect_foreign)"
+                for uuid, pids in stay.items()
+                if pids
+            }
 
     def _count(self, readings: Mapping[str, Reading | None], residents: Mapping[str, Residents]) -> None:
         """Energy: rows of minutes that closed go to the disk, then to the control plane."""
@@ -334,11 +357,10 @@ class Agent:
             "frozen": self._frozen(),
             "alarms": self._alarms(),
         }
-        leases = self._leases()
         # Ends as they are told move each second; what has changed is known by their ends on this machine's own clock.
         ends = self._lease_ends()
         if ends != self._told_ends:
-            live["leases"] = leases
+            live["leases"] = self._leases()
         now = time.monotonic()
         due = now - self._last_live_s >= TELL_S or differs(self._last_live, live)
         if due and self.channel.send(live):
@@ -353,7 +375,7 @@ class Agent:
     ) -> Frame:
         return {
             "uuid": uuid,
-            "power_w": None if reading is None else reading.power_w,
+            "power_w": None if reading is None or reading.power_w is None else round(reading.power_w, 1),
             "limit_w": None if reading is None else reading.limit_w,
             "enforced_w": None if reading is None else reading.enforced_w,
             "temperature_c": None if reading is None else reading.temperature_c,
@@ -361,7 +383,8 @@ class Agent:
             "throttle": [] if reading is None else list(reading.throttle),
             "idle_state": self._meter.idle_state(uuid),
             "jobs": sorted(job for job in residents or () if job is not None),
-            "cap": None if state is None else asdict(state),
+            "protected": self._protected.get(uuid),
+            "cap": None if state is None else vars(state),  # asdict would copy each value of each GPU, each second
         }
 
     def _frozen(self) -> list[Frame]:
@@ -395,7 +418,7 @@ class Agent:
             return
         number, rows = batch
         self._sent_rows = (number, now)
-        self.channel.send({"type": "energy", "batch": number, "rows": [asdict(row) for row in rows]})
+        self.channel.send({"type": "energy", "batch": number, "rows": [vars(row) for row in rows]})
 
     # --- orders ---------------------------------------------------------------------------------------------------
 
@@ -423,7 +446,7 @@ class Agent:
             SetCap(one.lease_id, one.kind, one.uuid, one.limit_w, one.ttl_s, one.reason, one.min_ok, one.test)
             for one in orders.set
         ]
-        return [asdict(result) for result in enforcer.apply(CapOrders(orders.epoch, caps, orders.release))]
+        return [vars(result) for result in enforcer.apply(CapOrders(orders.epoch, caps, orders.release))]
 
     def _freeze_or_thaw(self, order: Freeze | Thaw) -> Frame:
         try:
@@ -452,7 +475,7 @@ def differs(before: Frame | None, now: Frame) -> bool:
 
 
 def _gpu_differs(one: Frame, other: Frame) -> bool:
-    if any(one[key] != other[key] for key in ("limit_w", "enforced_w", "throttle", "idle_state", "jobs")):
+    if any(one.get(key) != other.get(key) for key in SUDDEN):
         return True
     states = [None if gpu["cap"] is None else (gpu["cap"]["state"], gpu["cap"]["wanted_w"]) for gpu in (one, other)]
     if states[0] != states[1]:

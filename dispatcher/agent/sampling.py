@@ -1,9 +1,13 @@
-"""One look at every GPU at once, each by a thread of its own: a GPU that hangs is not known, and delays no other."""
+"""One look at every GPU: a GPU that hangs is not known, and delays no other.
+
+While the driver answers, one thread reads them all, for threads that take turns cost more than what they read.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -11,6 +15,8 @@ from .devices import DeviceError, Devices, GpuProcess, Reading
 
 #: Seconds that all GPUs together have for one look.
 LOOK_S = 0.6
+#: Seconds without an answer after which each GPU that waits to be read gets a thread of its own.
+STALL_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -22,52 +28,6 @@ class GpuLook:
 
 
 NOTHING = GpuLook(None, None)
-
-
-class _Sampler:
-    """The thread that reads one GPU when it is asked to."""
-
-    def __init__(self, uuid: str) -> None:
-        self.uuid = uuid
-        self._changed = threading.Condition()
-        self._devices: Devices | None = None
-        self._look: GpuLook | None = None
-        self._stopped = False
-        self._thread = threading.Thread(target=self._run, name=f"sample {uuid[:12]}", daemon=True)
-        self._thread.start()
-
-    def ask(self, devices: Devices) -> None:
-        """Ask for a look; one that is still under way is the look."""
-        with self._changed:
-            self._look = None
-            if self._devices is None:
-                self._devices = devices
-                self._changed.notify_all()
-
-    def answer(self, until_s: float) -> GpuLook:
-        """What was read, or nothing where it takes longer than until ``until_s`` (monotonic)."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._look is not None, max(0.0, until_s - time.monotonic()))
-            return self._look or NOTHING
-
-    def stop(self) -> None:
-        """End the thread when it comes back."""
-        with self._changed:
-            self._stopped = True
-            self._changed.notify_all()
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._stopped or self._devices is not None)
-                if self._stopped:
-                    return
-                devices = self._devices
-            assert devices is not None
-            look = read(devices, self.uuid)
-            with self._changed:
-                self._look, self._devices = look, None
-                self._changed.notify_all()
 
 
 def read(devices: Devices, uuid: str) -> GpuLook:
@@ -84,25 +44,65 @@ def read(devices: Devices, uuid: str) -> GpuLook:
 
 
 class Samplers:
-    """The samplers of all GPUs, made as GPUs appear."""
+    """Threads that read GPUs when they are asked to: one, and as many more as there were GPUs that hung at once."""
 
     def __init__(self) -> None:
-        self._samplers: dict[str, _Sampler] = {}
+        self._lock = threading.Lock()
+        self._work, self._answered = threading.Condition(self._lock), threading.Condition(self._lock)
+        self._devices: Devices | None = None
+        self._waiting: deque[str] = deque()
+        self._under_way: set[str] = set()
+        self._looks: dict[str, GpuLook] = {}
+        self._threads = self._resting = 0
+        self._stopped = False
 
     def look(self, devices: Devices, uuids: Iterable[str]) -> dict[str, GpuLook]:
-        """Read them all, in ``LOOK_S`` s at most."""
-        asked = []
-        for uuid in uuids:
-            sampler = self._samplers.get(uuid)
-            if sampler is None:
-                sampler = self._samplers[uuid] = _Sampler(uuid)
-            sampler.ask(devices)
-            asked.append(sampler)
+        """Read them all, in ``LOOK_S`` s at most. A reading that is still under way from before is the look."""
+        asked = list(uuids)
         until_s = time.monotonic() + LOOK_S
-        return {sampler.uuid: sampler.answer(until_s) for sampler in asked}
+        with self._lock:
+            self._devices, self._looks = devices, {}
+            self._waiting = deque(uuid for uuid in asked if uuid not in self._under_way)
+            self._put_to_work(1)
+            while len(self._looks) < len(asked) and (left_s := until_s - time.monotonic()) > 0:
+                before = len(self._looks)
+                self._answered.wait_for(lambda: len(self._looks) >= len(asked), min(STALL_S, left_s))
+                if len(self._looks) == before:
+                    self._put_to_work(len(self._waiting))
+            self._waiting.clear()
+            return {uuid: self._looks.get(uuid, NOTHING) for uuid in asked}
 
     def close(self) -> None:
         """End the threads; one that hangs in the driver is left behind."""
-        for sampler in self._samplers.values():
-            sampler.stop()
-        self._samplers.clear()
+        with self._lock:
+            self._stopped = True
+            self._work.notify_all()
+
+    def _put_to_work(self, count: int) -> None:
+        """See that so many more threads read what waits (the lock is held)."""
+        count = min(count, len(self._waiting))
+        self._work.notify(count)
+        for _ in range(count - self._resting):
+            self._threads += 1
+            threading.Thread(target=self._run, name=f"sample {self._threads}", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                self._resting += 1
+                self._work.wait_for(lambda: self._stopped or self._waiting)
+                self._resting -= 1
+                if self._stopped:
+                    return
+                uuid, devices = self._waiting.popleft(), self._devices
+                self._under_way.add(uuid)
+            assert devices is not None
+            look = NOTHING
+            try:
+                look = read(devices, uuid)
+            finally:
+                with self._lock:
+                    self._under_way.discard(uuid)
+                    self._looks[uuid] = look
+                    if not self._waiting:
+                        self._answered.notify()

@@ -257,4 +257,5 @@ def _gpu(gpu: GpuView) -> dict[str, Any]:
             "detail": gpu.cap.detail or None,
         },
         "mig": gpu.mig,
+        "protected": gpu.protected or None,
     }

@@ -63,7 +63,8 @@ def cancel(services: Services, job_id: str) -> Job:
 
 
 def pause(services: Services, job_id: str) -> Job:
-    """Ask that a job waits until it is resumed: one that has not begun is held, a running one is asked for a checkpoint."""
+    """Ask that a job waits until it is resumed: one that has not begun is held, a running one is asked for a checkpoint,
+    or frozen where it runs."""
 
     def decide(job: Job, now: datetime) -> tuple[dict[str, Any], str] | None:
         _refuse_ended(job, "paused")
@@ -71,9 +72,10 @@ def pause(services: Services, job_id: str) -> Job:
             raise IllegalMove(f"job {job.id} is being cancelled and cannot be paused")
         if job.held:
             return None
-        if job.state not in (JobState.QUEUED, JobState.PAUSED) and job.flex.pausable is not Pausable.CHECKPOINT:
+        if job.state not in (JobState.QUEUED, JobState.PAUSED) and job.flex.pausable is Pausable.NO:
             raise IllegalMove(
-                f"job {job.id} is {job.state} and cannot be paused: it was submitted without gridshift.pausable=checkpoint"
+                f"job {job.id} is {job.state} and cannot be paused: it was submitted without gridshift.pausable=checkpoint or "
+                "freeze"
             )
         return {"held": True}, "held: its owner paused it"
 

@@ -83,6 +83,7 @@ def job_json(job: Job) -> dict[str, Any]:
         "held": job.held,
         "cancel_requested": job.cancel_requested_at is not None,
         "pauses": job.pauses,
+        "frozen_at": time_of(job.frozen_at),
         "energy_kwh": job.energy_kwh,
         "energy_basis": job.energy_basis or MODELLED,
         "cost": job.cost,

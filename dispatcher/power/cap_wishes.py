@@ -7,8 +7,9 @@ A GPU that must not or cannot be capped counts with what it draws, one whose dra
 import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,10 +24,11 @@ from policies.world import PLACED, Flexibility, JobView, RegionView
 MARGIN = 0.01
 #: Lease ids of ours begin with one of these words; what else is on a node is somebody else's.
 OURS = ("plan ", "site ", "event ")
+#: Why GPUs are not capped on which other work than ours runs.
+FOREIGN = "work of no job of gridshift's runs on them"
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
+class Wish(NamedTuple):  # ten thousand of them at once, so what is made fastest
     """A lease that should stand; ``ends_at`` None is open (an economic lease is renewed for as long as it is wished for)."""
 
     node_id: str
@@ -121,6 +123,8 @@ def on_limits(
             view.pue,
         )
         found = allocate(units, tree)
+        if found.shortfalls:
+            found = allocate(replace(units, pause_rank=_pause_ranks(groups, jobs)), tree)
         wishes += _leases(found, groups, limit)
         troubles += _told(found, groups, limit, view)
     return wishes, troubles
@@ -136,34 +140,36 @@ def _groups(
     """GPUs by what they run, W at the meter that no cap changes, of the site and of each branch, and how many GPUs tell
     neither what they draw nor what they may."""
     fixed_w = [view.bypass_w, *[0.0] * len(leaf_of)]
-    groups: dict[tuple[tuple[str, ...], int, str, str], Group] = {}
+    groups: dict[tuple[str | tuple[str, ...], int, str, str], Group] = {}
     seen: dict[str, int] = {}
     unknown = 0
-    kept = {job.id for job in jobs.values() if job.flex.flexible and job.flex.tier != "flex-0"}
+    kept = {job_id for job_id, job in jobs.items() if (flex := job.flex).flexible and flex.tier != "flex-0"}
     for node in nodes:
         leaf = leaf_of.get(node.branch, 0) if node.branch is not None else 0
         unable = _unable(node)
         for gpu in node.gpus:
-            draw = draws.get(gpu.uuid)
-            here = draw.jobs if draw is not None else gpu.jobs
-            for job in here:
+            draw, on_it = draws.get(gpu.uuid), gpu.jobs
+            for job in draw.jobs if draw is not None else on_it:
                 seen[job] = seen.get(job, 0) + 1
-            if draw is None or not gpu.jobs:
+            if draw is None or not on_it:
                 drawn_w = _known_draw(gpu, node, draw)
                 fixed_w[leaf] += (drawn_w or 0.0) * view.pue
                 unknown += drawn_w is None
                 continue
             why_not = unable
-            if not kept.issuperset(gpu.jobs):
+            if gpu.protected:
+                why_not = FOREIGN
+            elif not kept.issuperset(on_it):
                 why_not = "its work is never capped, or not known here"
             elif gpu.default_w is None or gpu.min_w is None:
                 why_not = "it does not tell which limits it allows"
-            key = (gpu.jobs, leaf, why_not, gpu.name)
+            key = (on_it[0] if len(on_it) == 1 else on_it, leaf, why_not, gpu.name)
             group = groups.get(key)
             if group is None:
-                group = groups[key] = Group(gpu.jobs, leaf, may_cap=not why_not, why_not=why_not)
-            group.gpus.append(gpu)
-            group.full_w += draw.full_w
+                groups[key] = Group(on_it, leaf, [gpu], draw.full_w, not why_not, why_not)
+            else:
+                group.gpus.append(gpu)
+                group.full_w += draw.full_w
     for one in jobs.values():
         if one.region == view.name and one.state in PLACED:
             # Work that no agent has seen (yet): what its owner says it draws.
@@ -196,29 +202,26 @@ def _unable(node: NodeLive) -> str:
 def _units(groups: Sequence[Group], jobs: Mapping[str, JobView], learned: Learned) -> Units:
     """The groups as the allocation takes them."""
     numbers: dict[tuple[str, ...], int] = {}
-    alone = (jobs.get(group.jobs[0]) for group in groups if len(group.jobs) == 1)
-    able = {job.id: job for job in alone if job is not None and pausable_now(job) and not leaving(job)}
-    order = sorted(able, key=lambda job_id: _pause_order(able[job_id]))
-    rank = {job_id: float(at) for at, job_id in enumerate(order)}
-    full, low = np.array([group.full_w for group in groups]), np.empty(len(groups))
-    kinds: dict[tuple[object, ...], tuple[int, float, float]] = {}  # many groups are alike: number of curve, its draw, least W
+    full = np.array([group.full_w for group in groups])
+    kinds: dict[tuple[object, ...], int] = {}  # many groups are alike, and share a curve
     curves: list[CapCurve] = []
-    which, draws = [], []
-    for at, group in enumerate(groups):
+    least: list[float] = []
+    which = []
+    for group in groups:
         gpu, views = group.gpus[0], [jobs[one].flex for one in group.jobs if one in jobs]
         default_w = gpu.default_w or group.full_w or 1.0
         name = views[0].group if len(views) == 1 else None
         share = round(group.full_w / default_w, 2)
-        kind = (name, gpu.name, share, default_w, gpu.min_w, *[(flex.tier, flex.min_cap) for flex in views])
-        found = kinds.get(kind)
-        if found is None:
-            curve = learned.curve(name, gpu.name, share)
-            found = kinds[kind] = len(curves), curve.draw, least_w(gpu, default_w, views, curve)
-            curves.append(curve)
-        which.append(found[0])
-        draws.append(found[1])
-        low[at] = min(group.full_w, found[2]) if group.may_cap else group.full_w
-    scale = full / np.array(draws)  # a curve's draw is rounded
+        asks = (views[0].tier, views[0].min_cap) if len(views) == 1 else (*((flex.tier, flex.min_cap) for flex in views),)
+        kind = (name, gpu.name, share, default_w, gpu.min_w, asks)
+        number = kinds.get(kind)
+        if number is None:
+            number = kinds[kind] = len(curves)
+            curves.append(learned.curve(name, gpu.name, share))
+            least.append(least_w(gpu, default_w, views, curves[-1]))
+        which.append(number)
+    low = np.where([group.may_cap for group in groups], np.minimum(full, np.array(least)[which]), full)
+    scale = full / np.array([curve.draw for curve in curves])[which]  # a curve's draw is rounded
     points = (-1, len(GRID) + 1)
     watts = np.array([curve.caps for curve in curves]).reshape(points)[which] * scale[:, None]
     speed = np.array([curve.speeds for curve in curves]).reshape(points)[which]
@@ -231,8 +234,17 @@ def _units(groups: Sequence[Group], jobs: Mapping[str, JobView], learned: Learne
         low_w=low,
         weight=np.ones(len(groups)),
         job=np.array([numbers.setdefault(group.jobs, len(numbers)) for group in groups], dtype=np.int64),
-        pause_rank=np.array([rank.get(group.jobs[0], np.nan) if len(group.jobs) == 1 else np.nan for group in groups]),
+        pause_rank=np.full(len(groups), np.nan),
     )
+
+
+def _pause_ranks(groups: Sequence[Group], jobs: Mapping[str, JobView]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Which groups' jobs would be asked first to pause; nan for those that are not asked."""
+    alone = (jobs.get(group.jobs[0]) for group in groups if len(group.jobs) == 1)
+    able = {job.id: job for job in alone if job is not None and pausable_now(job) and not leaving(job)}
+    order = sorted(able, key=lambda job_id: _pause_order(able[job_id]))
+    rank = {job_id: float(at) for at, job_id in enumerate(order)}
+    return np.array([rank.get(group.jobs[0], math.nan) if len(group.jobs) == 1 else math.nan for group in groups])
 
 
 def least_w(gpu: GpuLive, default_w: float, jobs: Sequence[Flexibility], curve: CapCurve) -> float:
@@ -251,17 +263,20 @@ def _pause_order(job: JobView) -> tuple[int, int, float, str]:
 def _leases(found: Allocation, groups: Sequence[Group], limit: Limit) -> list[Wish]:
     """The allocation as leases: whole W, rounded down, never below what a group accepts."""
     wishes = []
-    capped, draw_w, speed = found.capped.tolist(), found.draw_w.tolist(), found.speed.tolist()
-    for at, group in enumerate(groups):
-        if not capped[at] or not group.may_cap:
+    limits_w, speeds = np.floor(found.draw_w + 1e-3).tolist(), np.round(found.speed, 2).tolist()
+    reasons: dict[tuple[float, float, float | None], str] = {}  # many groups have the same
+    for group, is_capped, limit_w, speed in zip(groups, found.capped.tolist(), limits_w, speeds, strict=True):
+        if not is_capped or not group.may_cap:
             continue
-        limit_w = float(math.floor(draw_w[at] + 1e-3))
-        share = limit_w / group.gpus[0].default_w if group.gpus[0].default_w else 1.0
-        reason = f"{limit.reason}: {limit_w:.0f} W ({share:.0%} of the default), about {speed[at]:.0%} of its speed"
-        wishes += [
-            Wish(gpu.node_id, gpu.uuid, lease_id(limit.key, gpu.uuid), limit.kind, limit_w, limit.ends_at, reason)
-            for gpu in group.gpus
-        ]
+        default_w = group.gpus[0].default_w
+        reason = reasons.get((limit_w, speed, default_w))
+        if reason is None:
+            share = limit_w / default_w if default_w else 1.0
+            reason = f"{limit.reason}: {limit_w:.0f} W ({share:.0%} of the default), about {speed:.0%} of its speed"
+            reasons[limit_w, speed, default_w] = reason
+        for gpu in group.gpus:
+            name = lease_id(limit.key, gpu.uuid)
+            wishes.append(Wish(gpu.node_id, gpu.uuid, name, limit.kind, limit_w, limit.ends_at, reason))
     return wishes
 
 
@@ -270,7 +285,7 @@ def _told(found: Allocation, groups: Sequence[Group], limit: Limit, view: Region
     by_number = list(dict.fromkeys(group.jobs for group in groups))
     unable: dict[str, int] = {}
     for group in groups:
-        if group.why_not.startswith("the agent there"):
+        if group.why_not == FOREIGN or group.why_not.startswith("the agent there"):
             unable[group.why_not] = unable.get(group.why_not, 0) + len(group.gpus)
     more = "".join(f"; {count} GPUs are not capped: {why}" for why, count in unable.items())
     troubles = []
@@ -300,7 +315,7 @@ def on_plan(nodes: Sequence[NodeLive], jobs: Mapping[str, JobView], caps: Mappin
     wishes = []
     for node in nodes:
         for gpu in node.gpus:
-            planned = [caps[job_id] for job_id in gpu.jobs if job_id in caps]
+            planned = [caps[job_id] for job_id in gpu.jobs if job_id in caps] if not gpu.protected else []
             able = all(job in jobs and jobs[job].flex.flexible and jobs[job].flex.tier != "flex-0" for job in gpu.jobs)
             if not planned or len(planned) < len(gpu.jobs) or not able or _unable(node) or gpu.default_w is None:
                 continue

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from dispatcher.config import Config
@@ -37,8 +37,12 @@ SETTLING_S = 60.0
 FALL = 0.02
 #: A GPU that draws less than this share of its limit is not held by it.
 BINDS = 0.8
+#: For so long, wall s, a GPU that is not free keeps the jobs that were last seen on it: who is there is not told at every look.
+UNSEEN_S = 10.0
 #: Wall s between two observations of one job.
 OBSERVE_S = 60.0
+#: The cap of a job for which none is planned.
+UNPLANNED = (1.0, None)
 
 
 @dataclass(slots=True)
@@ -67,6 +71,7 @@ class CapLoop:
         self._planned: dict[str, tuple[float, datetime]] = {}
         self._ran_under: dict[str, tuple[float, float]] = {}
         self._draws: dict[str, Draw] = {}
+        self._unseen: dict[str, float] = {}
         self._observed: dict[str, float] = {}
         self._sent: dict[tuple[str, str], _Sent] = {}
         self._released: dict[tuple[str, str], float] = {}
@@ -116,9 +121,9 @@ class CapLoop:
     def power(self, world: World, now: datetime) -> None:
         """One round: look, decide, send what differs."""
         nodes: dict[str, list[NodeLive]] = {}
-        for node in self._hub.nodes():
-            nodes.setdefault(node.region, []).append(node)
         jobs = {job.id: job for job in world.jobs}
+        for node in self._hub.nodes():
+            nodes.setdefault(node.region, []).append(self._as_known(node, jobs))
         with self._lock:
             self._take_answers()
             draws = self._look(nodes, jobs)
@@ -159,34 +164,61 @@ class CapLoop:
                 limits.append(Limit(key, "event", min(budget.limit_w, standing_w), budget.end, reason))
         return limits
 
+    def _as_known(self, node: NodeLive, jobs: Mapping[str, JobView]) -> NodeLive:
+        """A node as it is to be decided on. What it does not tell is not nothing: one that has only just connected counts as
+        silent, and a GPU at work keeps for a while the jobs that run on and were there. Else a restart of ours or of an agent,
+        or one look that fails, would let go of an event's caps."""
+        if not node.connected or not node.told:
+            return replace(node, connected=False) if node.connected else node
+        kept = {}
+        for gpu in node.gpus:
+            known = self._draws.get(gpu.uuid)
+            if gpu.jobs or known is None or gpu.idle_state == "deep_idle":
+                if self._unseen:
+                    self._unseen.pop(gpu.uuid, None)
+            elif all(job_id in jobs and jobs[job_id].state in PLACED for job_id in known.jobs):
+                mono = self._mono()
+                if mono - self._unseen.setdefault(gpu.uuid, mono) < UNSEEN_S:
+                    kept[gpu.uuid] = known.jobs
+        if not kept:
+            return node  # as nearly always; there may be thousands
+        return replace(node, gpus=tuple(replace(gpu, jobs=kept.get(gpu.uuid, gpu.jobs)) for gpu in node.gpus))
+
     def _look(self, nodes: Mapping[str, list[NodeLive]], jobs: Mapping[str, JobView]) -> dict[str, Draw]:
         """What each GPU with jobs on it draws uncapped, by uuid; of a silent node, as last known."""
         mono, found, shares = self._mono(), dict[str, Draw](), set[tuple[str, float]]()
+        frozen = {job_id for job_id, job in jobs.items() if job.frozen_at is not None}
         for node in (node for some in nodes.values() for node in some):
             for gpu in node.gpus:
-                known = self._draws.get(gpu.uuid)
+                uuid, on_it, power_w, default_w = gpu.uuid, gpu.jobs, gpu.power_w, gpu.default_w
+                known = self._draws.get(uuid)
                 if not node.connected:
                     if known is not None:
-                        found[gpu.uuid] = known
+                        found[uuid] = known
                     continue
-                if not gpu.jobs:
-                    self._draws.pop(gpu.uuid, None)
+                if not on_it:
+                    self._draws.pop(uuid, None)
                     continue
-                if known is None or known.jobs != gpu.jobs:
-                    known = self._draws[gpu.uuid] = Draw(gpu.jobs, mono, self._expected_w(gpu, jobs))
-                power_w, limit_w = gpu.power_w, gpu.enforced_w if gpu.enforced_w is not None else gpu.limit_w
+                held = power_w is not None and _is_held(gpu, power_w)
+                if known is None or known.jobs != on_it:
+                    # One that is held already may draw anything more: to take its owner's word could lift the cap.
+                    full_w = max(self._expected_w(gpu, jobs), (default_w or 0.0) if held else 0.0)
+                    known = self._draws[uuid] = Draw(on_it, mono, full_w)
+                if frozen and power_w is not None and frozen.issuperset(on_it):
+                    found[uuid] = Draw(on_it, mono, power_w)  # what they draw at work is remembered, not learned from
+                    continue
+                found[uuid] = known
                 if power_w is not None:
-                    held = limit_w is not None and power_w >= BINDS * limit_w and limit_w < 0.99 * (gpu.default_w or limit_w)
+                    settled = mono - known.since_mono > SETTLING_S
                     if power_w > known.full_w:
                         known.full_w = power_w
-                    elif not held and mono - known.since_mono > SETTLING_S:
+                    elif settled and not held:
                         known.full_w += FALL * (power_w - known.full_w)
-                    if not held and gpu.default_w and mono - known.since_mono > SETTLING_S:
-                        self._observe(gpu, jobs, power_w / gpu.default_w, mono)
-                found[gpu.uuid] = known
-                if gpu.default_w:
-                    shares.add((gpu.name, round(known.full_w / gpu.default_w, 2)))
-                for job_id in gpu.jobs:
+                    if settled and not held and default_w:
+                        self._observe(gpu, jobs, power_w / default_w, mono)
+                if default_w:
+                    shares.add((gpu.name, round(known.full_w / default_w, 2)))
+                for job_id in on_it:
                     self._type_of[job_id] = gpu.name
         for name, share in sorted(shares):
             self.learned.curve(None, name, share)  # worked out before an event is in a hurry for it
@@ -246,15 +278,17 @@ class CapLoop:
                     self._planned[job.id] = (placement.cap, world.now)
                 else:
                     self._planned.pop(job.id, None)
-            cap = self._planned.get(job.id, (1.0, None))[0]
+            cap = self._planned.get(job.id, UNPLANNED)[0]
             if job.state is JobState.RUNNING:
-                low, high = self._ran_under.get(job.id, (cap, cap))
-                self._ran_under[job.id] = (min(low, cap), max(high, cap))
+                span = self._ran_under.get(job.id)
+                if span is None or not span[0] <= cap <= span[1]:
+                    low, high = span or (cap, cap)
+                    self._ran_under[job.id] = (min(low, cap), max(high, cap))
             if cap < 1.0:
                 caps[job.id] = cap
         known_jobs = {job.id for job in world.jobs}
         for table in (self._ran_under, self._observed):
-            for job_id in [one for one in list(table) if one not in known_jobs]:
+            for job_id in table.keys() - known_jobs:
                 table.pop(job_id, None)
         for job_id, (_, at) in list(self._planned.items()):
             if job_id not in there and at < world.now:
@@ -377,3 +411,9 @@ class CapLoop:
                 )
                 troubles.append(Trouble(f"cap not enforced {node.node_id}", node.region, sentence))
         return troubles
+
+
+def _is_held(gpu: GpuLive, power_w: float) -> bool:
+    """Whether a limit below its default holds a GPU that draws this much."""
+    limit_w = gpu.enforced_w if gpu.enforced_w is not None else gpu.limit_w
+    return limit_w is not None and power_w >= BINDS * limit_w and limit_w < 0.99 * (gpu.default_w or limit_w)

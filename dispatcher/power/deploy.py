@@ -56,7 +56,7 @@ def package_files() -> dict[str, bytes]:
     if pynvml is not None and pynvml.origin is not None:
         files["pynvml.py"] = Path(pynvml.origin).read_bytes()
     else:
-        log.warning("nvidia-ml-py is not installed here, so agents use what their nodes have: pip install 'gridshift[gpu]'")
+        log.warning("nvidia-ml-py is not installed here, so agents use what their nodes have: pip install nvidia-ml-py")
     websockets = importlib.util.find_spec("websockets")
     assert websockets is not None and websockets.origin is not None  # the server extra brings it
     root = Path(websockets.origin).parent
@@ -107,14 +107,16 @@ class AgentDeployer:
         token: str,
         version: str,
         enabled: bool = True,
+        protect_foreign: bool = True,
         wanted: Callable[[], bool] = lambda: True,
         wall: Callable[[], float] = time.monotonic,
         epoch: Callable[[], float] = time.time,
     ) -> None:
         self._region, self._store, self._packages, self._package = region, store, packages, package
         self._url, self._token, self._version = url, token, version
+        self._protect_foreign = protect_foreign
         self._enabled, self._wanted, self._wall, self._epoch = enabled, wanted, wall, epoch
-        what = f"{package} {url} {region.name} {token}"
+        what = f"{package} {url} {region.name} {token}" + ("" if protect_foreign else " all work is capped")
         self._made_of = hashlib.sha256(what.encode()).hexdigest()[:16]
         self._missing = 0
         self._again_s, self._not_before = AGAIN_S, float("-inf")
@@ -218,6 +220,7 @@ class AgentDeployer:
             ray_actor.TOKEN: self._token,
             ray_actor.STAMP: repr(deployment.stamp),
             ray_actor.VERSION: self._version,
+            ray_actor.PROTECT_FOREIGN: "1" if self._protect_foreign else "0",
             "RAY_JOB_STOP_WAIT_TIME_S": "30",
         }
         return Submission(

@@ -49,6 +49,8 @@ class GpuView:
     throttle: tuple[str, ...]
     cap: CapLive
     mig: bool
+    #: Why economic leases leave it alone: work of no job of ours is on it; empty when none is.
+    protected: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,9 @@ def fleet_of(
     for node in known:
         if node.node_id not in nodes and now - node.last_seen_at <= timedelta(seconds=FORGET_S):
             nodes[node.node_id] = (node.region, node.branch, _silent(node))
+    # A Ray that was started anew gives its nodes new ids: the same GPUs must not be told of twice, once as silent.
+    heard = {(view.hostname, gpu.uuid) for _, _, view in nodes.values() if not view.silent for gpu in view.gpus}
+    nodes = {node_id: node for node_id, node in nodes.items() if not _is_followed(node[2], heard)}
     places: dict[str, dict[str | None, list[NodeView]]] = {name: {} for name in regions}
     for region, limited in branch_limits:
         places.setdefault(region, {}).setdefault(limited, [])
@@ -124,6 +129,11 @@ def fleet_of(
         ]
         views.append(RegionFleet(region, _sum(branch.draw for branch in branches), tuple(branches)))
     return Fleet(now, _sum(view.draw for view in views), tuple(views))
+
+
+def _is_followed(node: NodeView, heard: set[tuple[str, str]]) -> bool:
+    """Whether a silent node has been followed by one of the same machine that tells of all its GPUs."""
+    return node.silent and bool(node.gpus) and heard.issuperset((node.hostname, gpu.uuid) for gpu in node.gpus)
 
 
 def _name(node: NodeView) -> tuple[str, str]:
@@ -168,6 +178,7 @@ def _gpu_view(gpu: GpuLive, node: NodeLive) -> GpuView:
         throttle=tuple(reason for reason in gpu.throttle if reason not in _NO_THROTTLING) if heard else (),
         cap=gpu.cap if heard else CapLive("unknown"),
         mig=gpu.mig,
+        protected=gpu.protected if heard else "",
     )
 
 

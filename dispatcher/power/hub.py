@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from dispatcher.agent import messages
 from dispatcher.agent.messages import BadFrame, Frame
@@ -79,6 +79,12 @@ class GpuLive:
     jobs: tuple[str, ...]
     cap: CapLive
     mig: bool
+    #: Why it is not to be capped for economy, as its agent says: work of no job of ours is on it; empty when nothing is said.
+    protected: str = ""
+
+
+#: Of a GPU whose node is silent, and of one whose limit nobody has touched.
+UNKNOWN_CAP, NO_CAP = CapLive("unknown"), CapLive("none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +118,8 @@ class FrozenJob:
 
 @dataclass(frozen=True, slots=True)
 class NodeLive:
-    """One node. While ``connected`` is False its GPUs' figures are unknown and its leases go on without us."""
+    """One node. While ``connected`` is False its GPUs' figures are unknown and its leases go on without us; ``told`` is False
+    too while it is connected but has not said yet what its GPUs do."""
 
     node_id: str
     hostname: str
@@ -130,10 +137,10 @@ class NodeLive:
     ray_node_id: str | None = None
     boot_id: str | None = None
     version: str | None = None
+    told: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class CapOrder:
+class CapOrder(NamedTuple):  # ten thousand of them at once, so what is made fastest
     """A limit to hold on one GPU, for ``ttl_s`` s from its arrival; None until it is released."""
 
     lease_id: str
@@ -147,16 +154,14 @@ class CapOrder:
     test: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(NamedTuple):
     """A lease to let go of before its end."""
 
     node_id: str
     lease_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class CapResult:
+class CapResult(NamedTuple):
     """What came of one order or release. ``error`` says why it did not work, or that it is not known whether it did."""
 
     node_id: str
@@ -385,9 +390,7 @@ class Hub:
                 for node_id, answer in pending.answers.items()
                 for one in answer.get("results", [])
             }
-            future.set_result(
-                [_cap_result(node, lease, said.get((node, lease)), pending.troubles.get(node)) for node, lease in asked]
-            )
+            future.set_result([_cap_result(*one, said.get(one), pending.troubles.get(one[0])) for one in asked])
 
         def frame(order_id: str, node_id: str) -> str:
             return messages.encode(
@@ -400,7 +403,9 @@ class Hub:
                 }
             )
 
-        self._send([*dict.fromkeys(node_id for node_id, _ in asked)], frame, finish)
+        node_ids = [*dict.fromkeys(node_id for node_id, _ in asked)]
+        log.info("%d limits to set and %d to give back are sent to %d nodes", len(orders), len(releases), len(node_ids))
+        self._send(node_ids, frame, finish)
         return future
 
     def freeze(
@@ -434,21 +439,25 @@ class Hub:
 
     def _send(self, node_ids: Sequence[str], frame: Callable[[str, str], str], finish: Callable[[_Pending], None]) -> None:
         """Send each node its frame of one order and keep what is to be done with the answers."""
+        order_id = next(self._ids)
+        pending = _Pending(self._mono() + self._answer_s, {*node_ids}, {}, {}, finish)
         with self._lock:
-            order_id = next(self._ids)
-            pending = _Pending(self._mono() + self._answer_s, set(node_ids), {}, {}, finish)
             self._pending[order_id] = pending
-            for node_id in node_ids:
-                node = self._nodes.get(node_id)
-                if node is None or node.session is None:
-                    pending.waiting.discard(node_id)
-                    pending.troubles[node_id] = "its agent is not connected" if node is not None else "no agent of it is known"
-                    continue
-                try:
-                    node.session.send(frame(order_id, node_id))
-                except BadFrame as error:
-                    pending.waiting.discard(node_id)
-                    pending.troubles[node_id] = str(error)
+            sessions = {node_id: self._nodes[node_id].session for node_id in node_ids if node_id in self._nodes}
+        troubles = {}
+        for node_id in node_ids:  # without the lock: those who write to the agents take it too, and thousands may be sent
+            session = sessions.get(node_id)
+            if session is None:
+                troubles[node_id] = "its agent is not connected" if node_id in sessions else "no agent of it is known"
+                continue
+            try:
+                session.send(frame(order_id, node_id))
+            except BadFrame as error:
+                troubles[node_id] = str(error)
+        if troubles:
+            with self._lock:
+                pending.waiting -= troubles.keys()
+                pending.troubles.update(troubles)
         self._finish_if_done([order_id])
 
     def _results(self, node: _Node, results: Frame) -> None:
@@ -501,7 +510,7 @@ class Hub:
 
 
 def _on_wire(order: CapOrder) -> dict[str, Any]:
-    wire = {
+    wire: dict[str, Any] = {
         "lease_id": order.lease_id,
         "kind": order.kind,
         "uuid": order.uuid,
@@ -509,7 +518,11 @@ def _on_wire(order: CapOrder) -> dict[str, Any]:
         "ttl_s": order.ttl_s,
         "reason": order.reason[: messages.MAX_TEXT],
     }
-    return wire | ({"min_ok": True} if order.min_ok else {}) | ({"test": True} if order.test else {})
+    if order.min_ok:
+        wire["min_ok"] = True
+    if order.test:
+        wire["test"] = True
+    return wire
 
 
 def _cap_result(node_id: str, lease_id: str, said: Mapping[str, Any] | None, trouble: str | None) -> CapResult:
@@ -552,6 +565,7 @@ def _node_live(node: _Node, connected: bool, branch_of: Callable[[str, str], str
         ray_node_id=about.get("ray_node_id"),
         boot_id=about.get("boot_id"),
         version=about.get("version"),
+        told=connected and node.live is not None,
     )
 
 
@@ -577,12 +591,15 @@ def _gpu_live(
         throttle=tuple(map(str, now.get("throttle", ()))),
         idle_state=now.get("idle_state"),
         jobs=tuple(map(str, now.get("jobs", ()))),
-        cap=_cap_live(now.get("cap") or {}) if connected and now else CapLive("unknown"),
+        cap=_cap_live(now.get("cap")) if connected and now else UNKNOWN_CAP,
         mig=bool(info.get("mig")),
+        protected=now.get("protected") or "",
     )
 
 
-def _cap_live(cap: Mapping[str, Any]) -> CapLive:
+def _cap_live(cap: Mapping[str, Any] | None) -> CapLive:
+    if not cap:
+        return NO_CAP
     return CapLive(
         str(cap.get("state", "none")),
         _number(cap.get("wanted_w")),

@@ -32,7 +32,9 @@ class Job:
     """One job. ``seq`` is the number of the last event of the whole store that changed it: whoever remembers the highest
     seq it has seen can ask for what changed since. ``progress_s`` is run time that a saved checkpoint makes durable.
     ``energy_kwh``, ``cost`` (in ``cost_currency``) and ``carbon_kg`` are None until known; ``energy_basis`` says what they rest
-    on: measured, partly measured (the rest modelled), modelled, simulated."""
+    on: measured, partly measured (the rest modelled), modelled, simulated. ``frozen_at`` is since when a running job stands
+    frozen (None: it does not; the store sees to it that no other job has one), ``rested_at`` when it will have run for as long
+    as it was frozen before."""
 
     id: str
     request: Request
@@ -67,6 +69,8 @@ class Job:
     has_result: bool = False
     deleted_at: datetime | None = None
     owner: str | None = None
+    frozen_at: datetime | None = None
+    rested_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +78,7 @@ class Attempt:
     """One try at a job on one cluster. ``submission_id`` is ``<job id>-<attempt>``; ``ray_session`` is the session_name of
     the cluster that took it (None until known). ``outcome``: succeeded, failed, stopped, lost, refused,
     unstarted (its cluster took it and could not start it); None while it lives. ``gpu_type`` is the type of GPU it was sent to
-    (None: any)."""
+    (None: any), ``frozen_s`` for how long it stood frozen, without the freeze that still lasts."""
 
     job_id: str
     attempt: int
@@ -89,11 +93,13 @@ class Attempt:
     message: str = ""
     deleted_upstream: bool = False
     gpu_type: str | None = None
+    frozen_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class JobEvent:
-    """One change of one job, in the order of ``seq``. ``kind``: submitted, state, intent, plan, checkpoint, note, result."""
+    """One change of one job, in the order of ``seq``. ``kind``: submitted, state, intent, plan, checkpoint, freeze, thaw, note,
+    result."""
 
     seq: int
     job_id: str
@@ -114,8 +120,8 @@ class Change:
     the exact version of the job where any other change in between would make this one wrong. ``to`` None leaves the state.
     ``fields`` are new values of Job's fields (never id, seq or state). ``new_attempt`` starts an attempt (the database refuses
     a second live one) and sets the job's ``attempt`` and ``region``; ``attempt_fields`` changes the fields of the job's current
-    attempt, before ``new_attempt`` takes its place. The store itself keeps ``state_since``, and ``finished_at`` (an ended job
-    has one, no other job has)."""
+    attempt, before ``new_attempt`` takes its place. The store itself keeps ``state_since``, ``finished_at`` (an ended job has
+    one, no other job has), and ``frozen_at`` away from jobs that do not run."""
 
     job_id: str
     at: datetime

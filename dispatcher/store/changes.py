@@ -180,6 +180,8 @@ def changed(
             values["finished_at"] = at
     elif values.get("finished_at", job.finished_at) is not None:
         values["finished_at"] = None
+    if state is not JobState.RUNNING and values.get("frozen_at", job.frozen_at) is not None:
+        values["frozen_at"] = None  # what does not run does not stand still either
     values["state"], values["reason"], values["seq"] = state, reason, seq
     now = _job_with(job, values)
     event = _event(seq, job.id, at, change.kind, job.state, state, reason, now.attempt, now.region)

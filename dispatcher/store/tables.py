@@ -99,6 +99,8 @@ class JobRow(SQLModel, table=True):
     has_result: bool
     deleted_at: datetime | None = _time(default=None)
     owner: str | None = None
+    frozen_at: datetime | None = _time(default=None)
+    rested_at: datetime | None = _time(default=None)
 
 
 class AttemptRow(SQLModel, table=True):
@@ -137,6 +139,7 @@ class AttemptRow(SQLModel, table=True):
     message: str
     deleted_upstream: bool
     gpu_type: str | None = None
+    frozen_s: float = Field(default=0.0, sa_column_kwargs={"server_default": text("0")})
 
 
 class JobEventRow(SQLModel, table=True):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dispatcher.agent.devices import GpuProcess
-from dispatcher.agent.processes import Process, ProcessTable, job_in_environment, job_weights, read_process
+from dispatcher.agent.processes import LOOKS_A_SCAN, Process, ProcessTable, job_in_environment, job_weights, read_process
 from tests.helpers import wait_until
 
 
@@ -42,7 +42,7 @@ class FakeProc:
         shutil.rmtree(self.root / str(pid))
 
     def table(self) -> ProcessTable:
-        return ProcessTable(self.root, own_pid=900)
+        return ProcessTable(self.root, own_pid=900, boot_s=lambda: 0.0)  # what started last is of now
 
 
 @pytest.fixture
@@ -162,6 +162,58 @@ def test_an_old_process_without_an_answer_is_asked_again_now_and_then(proc: Fake
     for _ in range(30):
         table.scan()
     assert [process.pid for process in table.members("a")] == [10]
+
+
+def test_a_look_reads_what_came_and_what_is_young_and_no_more(proc: FakeProc, monkeypatch: pytest.MonkeyPatch) -> None:
+    proc.add(10, 1, "old", start=70, env="GRIDSHIFT_JOB_ID=a\0")
+    proc.add(20, 1, "young", start=10**7)
+    table = proc.table()
+    table.look()  # the first one reads all
+    read: list[int] = []
+
+    def reading(pid: int, root: Path) -> Process | None:
+        read.append(pid)
+        return read_process(pid, root)
+
+    monkeypatch.setattr("dispatcher.agent.processes.read_process", reading)
+    proc.add(30, 10, "come", start=10**7 + 1)
+    table.look()
+    assert set(read) == {20, 30} and {process.pid for process in table.members("a")} == {10, 30}
+    proc.add(20, 1, "young", start=10**7, env="GRIDSHIFT_JOB_ID=b\0")
+    proc.end(10)
+    proc.add(30, 1, "come", start=10**7 + 1)
+    table.look()
+    assert {process.pid for process in table.members("a")} == {30}
+    assert {process.pid for process in table.members("b")} == {20}
+    proc.add(20, 1, "young", start=10**7 + 5)  # another one under the same pid
+    table.look()
+    assert table.members("b") == []
+
+
+def test_looks_find_in_time_what_a_scan_would(proc: FakeProc) -> None:
+    proc.add(10, 1, "old", start=70)
+    proc.add(999, 1, "new", start=10**7)
+    table = proc.table()
+    table.look()
+    proc.add(10, 1, "old", start=70, env="GRIDSHIFT_JOB_ID=a\0")
+    for _ in range(LOOKS_A_SCAN + 1):
+        table.look()
+    assert [process.pid for process in table.members("a")] == [10]
+
+
+def test_a_process_on_a_gpu_is_asked_until_it_answers_and_then_now_and_again(proc: FakeProc) -> None:
+    proc.add(10, 1, "train", start=70)
+    proc.add(999, 1, "new", start=10**7)
+    table = proc.table()
+    table.look()
+    assert owners(table, 10) == {10: None}
+    proc.add(10, 1, "train", start=70, env="GRIDSHIFT_JOB_ID=a\0")
+    assert owners(table, 10) == {10: "a"}
+    proc.add(10, 1, "train", start=70, env="GRIDSHIFT_JOB_ID=b\0")
+    assert owners(table, 10) == {10: "a"}
+    for _ in range(LOOKS_A_SCAN + 1):
+        table.look()
+    assert owners(table, 10) == {10: "b"}
 
 
 def test_members_come_parents_first_and_the_protected_are_named(proc: FakeProc) -> None:

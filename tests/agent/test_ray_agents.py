@@ -1,6 +1,5 @@
 """Agents on a real Ray with simulated GPUs, sent there by a control plane that is a process of its own."""
 
-import contextlib
 import json
 import os
 import shutil
@@ -20,6 +19,7 @@ from dispatcher.local_ray import LocalRay
 from dispatcher.simgpu import SimGpus, environment
 from tests.helpers import wait_until
 from tests.real.harness import Plane, region
+from tests.real.nodes import raylets, second_node
 from tests.simgpu.simulated import WORKLOAD
 
 pytestmark = pytest.mark.real
@@ -103,33 +103,6 @@ def actor_pids(ray: LocalRay) -> list[int]:
         except OSError:
             continue
     return found
-
-
-def command_lines(ray: LocalRay) -> dict[int, list[str]]:
-    found = {}
-    for pid in ray.processes():
-        with contextlib.suppress(OSError):
-            found[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
-    return found
-
-
-def raylets(ray: LocalRay) -> dict[int, list[str]]:
-    return {pid: argv for pid, argv in command_lines(ray).items() if argv[0].endswith("/raylet")}
-
-
-def second_node(ray: LocalRay, gpus: SimGpus, folder: Path) -> "subprocess.Popen[bytes]":
-    """A node that joins the cluster, with GPUs of its own and a label that names its branch."""
-    (head,) = raylets(ray).values()
-    address = next(part.partition("=")[2] for part in head if part.startswith("--gcs-address="))
-    assert ray.temp_dir is not None
-    home = ray.temp_dir.parent
-    env = {**ray._env(home), **environment(gpus.path, base={}), "GRIDSHIFT_AGENT_DIR": str(folder)}
-    options = ("--num-cpus=2", "--labels=gridshift.branch=rack-2", "--object-store-memory=100000000", "--disable-usage-stats")
-    argv = [sys.executable, "-m", "ray.scripts.scripts", "start", f"--address={address}", "--block", *options]
-    with (home / "second.log").open("wb") as log:
-        return subprocess.Popen(
-            argv, env=env, cwd=home, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-        )
 
 
 def test_agents_come_with_ray_measure_cap_and_survive(short_tmp: Path, gpus: SimGpus, ray: LocalRay) -> None:

@@ -199,6 +199,20 @@ def test_an_actor_that_is_being_started_again_is_waited_for_and_a_dead_one_made_
     assert [name for name, _, _ in ray.made] == [actor(letter) for letter in "abcb"]
 
 
+def test_an_actor_that_answers_late_holds_up_no_new_node_and_is_heard_later(ray: Ray, keeper: Keeper, time: Time) -> None:
+    ray.add("a")
+    ray.actors[actor("a")] = Handle(actor("a"), None)
+    keeper.look()
+    ray.add("b")
+    time.s = 1.0
+    keeper.look()
+    assert [name for name, _, _ in ray.made] == [actor("b")] and ray.killed == []
+    ray.actors[actor("a")].answer = {"stamp": 50.0}
+    time.s = 2.0
+    keeper.look()
+    assert ray.killed == [actor("a")]
+
+
 def test_the_actor_of_a_node_that_is_gone_is_let_go(ray: Ray, keeper: Keeper) -> None:
     ray.add("a")
     keeper.look()

@@ -48,8 +48,9 @@ def start(server: Server, tmp_path: Path) -> Iterator[Start]:
     """Starts agents of this test's control plane; they end with the test."""
     agents: list[Agent] = []
 
-    def begin(node_id: str = "n1", folder: str = "state", url: str | None = None) -> Agent:
-        settings = Settings(url or server.url, "north", None, tmp_path / folder, node_id, f"host-{node_id}", branch="rack-1")
+    def begin(node_id: str = "n1", folder: str = "state", url: str | None = None, **more: Any) -> Agent:
+        host, state_dir = f"host-{node_id}", tmp_path / folder
+        settings = Settings(url or server.url, "north", None, state_dir, node_id, host, branch="rack-1", **more)
         agents.append(Agent(settings).start())
         return agents[-1]
 
@@ -169,6 +170,24 @@ def test_a_job_is_frozen_and_runs_again(gpus: SimGpus, hub: Hub, start: Start) -
 
 def state_of(process: "subprocess.Popen[str]") -> str:
     return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_work_of_no_job_of_ours_is_protected_from_economic_leases_where_that_is_wanted(
+    gpus: SimGpus, hub: Hub, start: Start
+) -> None:
+    agent = start()
+    node(hub)
+    with working(gpus, visible="0") as process, working(gpus, visible="1", GRIDSHIFT_JOB_ID="job-7"):
+        wait_until(lambda: gpu(hub, gpus[0].uuid).protected and gpu(hub, gpus[1].uuid).jobs, 15, "both to be seen")
+        assert str(process.pid) in gpu(hub, gpus[0].uuid).protected and gpu(hub, gpus[1].uuid).protected == ""
+        kept, capped, event = hub.order_caps(
+            [order(gpus, 0), order(gpus, 1), order(gpus, 0, 300.0, "event", 60.0)],
+        ).result(10)
+        assert not kept.ok and "[agents] protect_foreign" in str(kept.error) and capped.ok and event.ok
+        agent.stop()
+        start("n1", "other", protect_foreign=False)
+        wait_until(lambda: hub.nodes()[0].connected and gpu(hub, gpus[1].uuid).jobs, 15, "the other agent to look")
+        assert hub.order_caps([order(gpus, 0)]).result(10)[0].ok and gpu(hub, gpus[0].uuid).protected == ""
 
 
 def test_energy_rows_wait_for_their_acknowledgement(gpus: SimGpus, hub: Hub, start: Start) -> None:

@@ -37,6 +37,21 @@ def test_for_people(fleet: FakeApi, run: Run) -> None:
     assert "\x1b" not in said, "no control characters where it is no terminal"
 
 
+def test_a_cap_is_told_with_its_reason_and_an_events_end(fleet: FakeApi, run: Run) -> None:
+    told = busy_fleet()
+    one = told["regions"][1]["branches"][0]["nodes"][0]
+    lease = {"lease_id": "plan a", "kind": "economic", "uuid": "GPU-0", "limit_w": 500.0, "reason": "planned", "ends_at": None}
+    event = {**lease, "lease_id": "event a", "kind": "event", "limit_w": 350.0, "reason": "evening peak"}
+    one["leases"] = [lease, event, {**event, "uuid": "GPU-1", "limit_w": 1.0, "reason": "of another GPU"}]
+    fleet.answers["GET", "/v1/fleet"] = lambda _: (200, told)
+    assert "capped to 50% (evening peak, until released)" in run("fleet").stdout
+    event["ends_at"] = "2026-03-01T18:30:00Z"
+    one["leases"] = [lease, event]
+    assert "capped to 50% (evening peak, until 03-01 18:30)" in run("fleet").stdout
+    one["leases"] = [lease]
+    assert "capped to 50% (planned); throttled" in run("fleet").stdout
+
+
 def test_json_is_what_the_api_tells(fleet: FakeApi, run: Run) -> None:
     told = json.loads(run("fleet", "--json").stdout)
     assert told["fleet"] == busy_fleet() and [one["name"] for one in told["regions"]] == ["north", "nordics"]

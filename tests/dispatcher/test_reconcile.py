@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from dispatcher.clusters import AttemptStatus, RayStatus
-from dispatcher.reconcile import Books, Retry, Seen, Usage, checkpoint_timeout, reconcile, retry_after, settled
+from dispatcher.reconcile import Books, Retry, Seen, Usage, checkpoint_timeout, freeze, reconcile, retry_after, settled, thaw
 from dispatcher.states import EDGES
 from dispatcher.store import Attempt, Change, Job, Request
 from policies.world import Flexibility, JobState, Pausable
@@ -198,3 +198,58 @@ def test_a_cluster_that_denies_an_attempt_is_believed_at_once_only_when_it_was_r
     assert (change := look(JOB, None, missing=2, session="s2")) is not None and "was restarted" in change.reason
     assert look(JOB, None, missing=59) is None
     assert (change := look(JOB, None, missing=60)) is not None and "knows it no more (deleted there?)" in change.reason
+
+
+# --- frozen jobs ------------------------------------------------------------------------------------------------------
+
+FROZEN = replace(
+    JOB,
+    flex=replace(FLEX, pausable=Pausable.FREEZE, freeze_max_s=120.0, max_attempts=2),
+    frozen_at=NOW - timedelta(seconds=30),
+    rested_at=NOW - timedelta(seconds=20),
+)
+
+
+@pytest.mark.parametrize(
+    ("job", "status", "to"),
+    [
+        (FROZEN, st(RayStatus.SUCCEEDED), JobState.SUCCEEDED),
+        (FROZEN, st(RayStatus.FAILED, exit_code=1), JobState.FAILED),
+        (FROZEN, st(RayStatus.STOPPED), JobState.CANCELLED),
+        (FROZEN, st(RayStatus.FAILED, error_type="JOB_SUPERVISOR_ACTOR_DIED"), JobState.QUEUED),
+        (FROZEN, None, JobState.QUEUED),
+        (replace(FROZEN, flex=replace(FROZEN.flex, max_attempts=1)), None, JobState.FAILED),
+        (replace(FROZEN, cancel_requested_at=EARLIER), st(RayStatus.STOPPED), JobState.CANCELLED),
+        (replace(FROZEN, cancel_requested_at=EARLIER), None, JobState.CANCELLED),
+    ],
+)
+def test_every_end_of_a_running_job_is_an_end_of_a_frozen_one(job: Job, status: AttemptStatus | None, to: JobState) -> None:
+    change = look(job, status)
+    assert change is not None and change.to is to
+    assert change.fields["frozen_at"] is None and change.attempt_fields["frozen_s"] == pytest.approx(30.0)
+
+
+def test_a_frozen_job_runs_as_far_as_its_cluster_knows() -> None:
+    assert look(FROZEN, st(RayStatus.RUNNING)) is None
+
+
+def test_freezing_and_thawing_are_no_moves() -> None:
+    made = freeze(JOB, "must give way", NOW)
+    assert (made.to, made.expect, made.expect_seq) == (None, JobState.RUNNING, JOB.seq)
+    assert made.fields == {"frozen_at": NOW} and made.new_attempt is None
+    back = thaw(FROZEN, replace(ATTEMPT, frozen_s=5.0), "room again", NOW)
+    assert back.to is None and back.attempt_fields == {"frozen_s": 35.0}
+    # It began with 10 s used up, and used 30 s more.
+    assert back.fields == {"frozen_at": None, "rested_at": NOW + timedelta(seconds=40)}
+
+
+def test_what_nobody_watched_is_bounded_by_what_the_job_stands() -> None:
+    long_ago = replace(FROZEN, frozen_at=NOW - timedelta(hours=3), rested_at=None)
+    assert thaw(long_ago, ATTEMPT, "late", NOW).attempt_fields == {"frozen_s": 120.0}
+    assert thaw(FROZEN, ATTEMPT, "refused", NOW, at_most_s=0.0).attempt_fields == {"frozen_s": 0.0}
+
+
+def test_a_pause_that_is_used_up_is_over() -> None:
+    held = replace(FROZEN, held=True)
+    assert thaw(held, ATTEMPT, "enough", NOW, used_up=True).fields["held"] is False
+    assert "held" not in thaw(held, ATTEMPT, "its agents are silent", NOW).fields

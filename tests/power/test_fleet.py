@@ -58,6 +58,16 @@ def test_nodes_of_an_earlier_control_plane_are_silent_for_an_hour() -> None:
     assert nodes[1].gpus[0].uuid == "GPU-9" and nodes[1].gpus[0].index == 3 and made.draw.unknown_gpus == 1
 
 
+def test_a_node_under_a_new_id_is_not_told_of_twice() -> None:
+    before, after = node("n1", connected=False, hostname="gpu-1"), node("n2", hostname="gpu-1")
+    assert [one.node_id for one in fleet(before, after).regions[0].branches[0].nodes] == ["n2"]
+    assert fleet(before, after).draw.unknown_gpus == 0
+    fewer = replace(before, gpus=(gpu(), gpu(1)))
+    assert fleet(fewer, after).draw.unknown_gpus == 2, "one of its GPUs has not come back"
+    assert fleet(before, replace(after, connected=False)).draw.unknown_gpus == 2, "nobody is heard"
+    assert fleet(before, node("n2", hostname="gpu-2")).draw.unknown_gpus == 1, "another machine"
+
+
 def test_regions_and_branches_without_nodes_are_there() -> None:
     made = fleet()
     assert [one.name for one in made.regions] == ["north", "south"] and made.regions[0].branches[0].name == "rack-1"

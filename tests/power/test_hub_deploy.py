@@ -225,3 +225,11 @@ def test_what_is_shipped_runs_alone(place: Place, tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_whether_foreign_work_is_protected_is_told_to_the_agents_and_a_change_sends_them_anew(place: Place) -> None:
+    place.look(2)
+    assert place.env(1)["GRIDSHIFT_AGENT_PROTECT_FOREIGN"] == "1"
+    place.deployer = place.plane(protect_foreign=False)
+    place.look(2)
+    assert place.env(2)["GRIDSHIFT_AGENT_PROTECT_FOREIGN"] == "0"

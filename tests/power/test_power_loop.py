@@ -38,6 +38,7 @@ class Agent:
         self.obeys: bool = more.pop("obeys", True)
         self.leases: dict[str, dict[str, Any]] = more.pop("leases", {})
         self.orders: list[dict[str, Any]] = []
+        self.protected: dict[str, str] = {}
         self.uuids = [f"GPU-{node_id}-{at}" for at in range(len(jobs))]
 
     def send(self, text: str) -> None:
@@ -102,6 +103,7 @@ class Agent:
                 "enforced_w": self.cap(uuid),
                 "idle_state": "active" if jobs else "deep_idle",
                 "jobs": jobs,
+                "protected": self.protected.get(uuid),
             }
             for uuid, jobs in zip(self.uuids, self.jobs, strict=True)
         ]
@@ -249,6 +251,17 @@ def test_tiers_and_least_caps_are_obeyed_and_serving_is_never_capped() -> None:
     assert strict > 500.0 and half >= 525.0 and soft == LEAST_CAP * 700.0
     (sentence,) = site.sentences()
     assert "above its limit" in sentence and "nothing there can pause" in sentence
+
+
+def test_a_gpu_with_work_that_is_none_of_ours_is_not_capped_and_is_said_where_a_limit_is_missed() -> None:
+    site, agent = four(power_limit_w=2400.0)
+    agent.protected[agent.uuids[0]] = "process 7 there is of no job of gridshift's"
+    site.seconds(10)
+    assert agent.caps()[0] == 700.0 and all(cap < 600.0 for cap in agent.caps()[1:]) and site.drawn_w() <= 2400.0
+    agent.protected = dict.fromkeys(agent.uuids, "process 7 there is of no job of gridshift's")
+    site.seconds(10)
+    assert agent.caps() == [700.0] * 4
+    assert any("4 GPUs are not capped: work of no job of gridshift's runs on them" in one for one in site.sentences())
 
 
 def test_what_caps_cannot_reach_names_who_would_pause() -> None:

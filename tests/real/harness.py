@@ -60,6 +60,12 @@ class Plane:
 
     def start(self) -> "Plane":
         """Start it and wait until it is ready."""
+        self.launch()
+        wait_until(self.ready, 40, f"the control plane ({self.log.read_text()[-1500:]})")
+        return self
+
+    def launch(self) -> None:
+        """Start it; it is not ready yet."""
         with self.log.open("ab") as out:
             self.process = subprocess.Popen(
                 [str(BIN / "gridshift"), "serve", "--config", str(self.config)],
@@ -68,8 +74,6 @@ class Plane:
                 stderr=out,
                 start_new_session=True,
             )
-        wait_until(self.ready, 40, f"the control plane ({self.log.read_text()[-1500:]})")
-        return self
 
     def ready(self) -> bool:
         """Whether it answers; its early death fails the test, with its log."""

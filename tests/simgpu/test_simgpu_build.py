@@ -89,6 +89,7 @@ def test_a_second_start_has_the_same_gpus(tmp_path: Path) -> None:
     uuids = [gpu.uuid for gpu in SimGpus.open(path)]
     assert simulate_gpus(tmp_path, 2) == first
     assert [gpu.uuid for gpu in SimGpus.open(path)] == uuids
+    assert Path(first["GRIDSHIFT_AGENT_DIR"]).parent == tmp_path, "not where an agent of real GPUs keeps its leases"
     assert len(SimGpus.open(Path(simulate_gpus(tmp_path, 3)["GRIDSHIFT_SIMGPU"]))) == 3
     path.write_bytes(b"damaged")
     assert simulate_gpus(tmp_path, 2) == first
