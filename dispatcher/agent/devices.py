@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 try:
@@ -24,6 +25,10 @@ class DeviceError(Exception):
 
 class NoDriver(DeviceError):
     """No NVIDIA driver answers on this machine."""
+
+
+class NoGpus(NoDriver):
+    """This machine has no NVIDIA GPU."""
 
 
 class NoPermission(DeviceError):
@@ -44,6 +49,20 @@ class NotSupported(DeviceError):
 
 class DriverBusy(DeviceError):
     """The driver failed for the moment; asking again may help."""
+
+
+def has_nvidia_hardware(root: Path = Path("/")) -> bool:
+    """Whether a GPU of NVIDIA's can be seen without its driver: on the PCI bus (vendor 10de, class 03, a display controller),
+    by a device node, or as a Jetson board by its device tree. ``root`` is where the file system begins."""
+    for device in (root / "sys/bus/pci/devices").glob("*"):
+        with contextlib.suppress(OSError):
+            is_display = (device / "class").read_text().startswith("0x03")
+            if is_display and (device / "vendor").read_text().strip() == "0x10de":
+                return True
+    with contextlib.suppress(OSError):
+        if b"nvidia,tegra" in (root / "proc/device-tree/compatible").read_bytes():
+            return True
+    return any((root / "dev").glob("nvidia[0-9]*"))
 
 
 @dataclass(frozen=True)
@@ -146,11 +165,15 @@ class Devices:
 
     def _open(self) -> None:
         if pynvml is None:
+            if not has_nvidia_hardware():
+                raise NoGpus(_said(NoGpus))
             raise NoDriver(f"{_said(NoDriver)} The Python package nvidia-ml-py, which talks to it, is not installed")
         try:
             pynvml.nvmlInit()
         except pynvml.NVMLError as error:
             if error.value == 12:
+                if not has_nvidia_hardware():
+                    raise NoGpus(_said(NoGpus)) from None
                 raise NoDriver(f"{_said(NoDriver)} There is no libnvidia-ml.so.1 (Jetson boards have none either)") from None
             raise NoDriver(f"{_said(NoDriver)} Starting its library failed: {error}") from None
         self._opened_s = time.monotonic()

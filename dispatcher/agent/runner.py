@@ -15,7 +15,7 @@ from typing import Any, Optional
 
 from .caps import CapOrders, CapState, Enforcer, SetCap
 from .channel import Channel
-from .devices import DeviceError, DeviceInfo, Devices, Reading
+from .devices import DeviceError, DeviceInfo, Devices, NoGpus, Reading
 from .freezing import Freezer, FreezeRefused
 from .leases import LeaseBook, LeaseError, boot_id
 from .messages import PROTOCOL, EnergyAck, Frame, Freeze, FromServer, Orders, Thaw, Told
@@ -66,6 +66,7 @@ class Agent:
         self._book: LeaseBook | None = None
         self._enforcer: Enforcer | None = None
         self._no_gpus = "no look at the driver yet"
+        self._cpu_only = False  # nothing is missing where there is no GPU
         self._can_cap, self._why_not = False, ""
         self._infos: dict[str, DeviceInfo] = {}
         self._table = ProcessTable()
@@ -161,6 +162,7 @@ class Agent:
                 why = f"another agent looks after {shortened(self._devices.others)}"
         except (DeviceError, LeaseError) as error:
             infos, why = list(self._infos.values()), str(error)
+            self._cpu_only = isinstance(error, NoGpus)
         with self._gpus_lock:
             found = {info.uuid: info for info in infos}
             changed = (self._infos, self._no_gpus) != (found, why)
@@ -399,7 +401,7 @@ class Agent:
         found = [(f"{key}:{sentence[:60]}", sentence) for at, key, sentence in self._told if now - at < TOLD_S]
         if enforcer is not None:
             found += enforcer.alarms()
-        if self._no_gpus:
+        if self._no_gpus and not self._cpu_only:
             found.append(("gpus", self._no_gpus))
         for uuid, why in self._meter.distrust(time.clock_gettime(time.CLOCK_BOOTTIME)).items():
             found.append((f"counter:{uuid}", f"the energy counter of GPU {uuid} is not believed: {why}; power is integrated"))

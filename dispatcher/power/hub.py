@@ -297,6 +297,18 @@ class Hub:
             self._on_epoch(epoch)
         return None
 
+    def _forget_former(self) -> None:
+        """A Ray that was started anew gives its nodes new ids: a silent node of a machine whose GPUs a connected one tells of
+        is gone, and must not count with what it may still draw."""
+        silent = [node for node in self._nodes.values() if node.hello["gpus"] and node.session is None]
+        heard: dict[tuple[str, str], set[str]] = defaultdict(set)
+        for node in self._nodes.values() if silent else ():
+            if self._is_live(node):
+                heard[node.region, node.hello["node"]["hostname"]].update(gpu["uuid"] for gpu in node.hello["gpus"])
+        for node in silent:
+            if heard[node.region, node.hello["node"]["hostname"]].issuperset(gpu["uuid"] for gpu in node.hello["gpus"]):
+                del self._nodes[node.node_id]
+
     def _live(self, node: _Node, live: Frame) -> None:
         with self._lock:
             node.live, node.view = live, None
@@ -343,7 +355,7 @@ class Hub:
         """(key, region, sentence) of everything an operator should know of the agents."""
         found: list[tuple[str, str | None, str]] = []
         for node in self.nodes():
-            if not node.connected:
+            if not node.connected and node.gpus:
                 seen = f"{node.last_seen_at:%Y-%m-%d %H:%M:%S} UTC"
                 sentence = f"the agent of {node.hostname} in {node.region} is silent since {seen}; its GPUs' draw is unknown"
                 found.append((f"silent {node.node_id}", node.region, sentence))
@@ -491,7 +503,8 @@ class Hub:
             pending.finish(pending)
 
     def sweep(self, _: datetime | None = None) -> None:
-        """Give up orders whose time is up, and forget nodes that have been silent for long; to be called each second or so."""
+        """Give up orders whose time is up, and forget nodes that have been silent for long or came back under another id; to be
+        called each second or so."""
         now = self._mono()
         with self._lock:
             late = [order_id for order_id, pending in self._pending.items() if pending.deadline_mono <= now]
@@ -503,6 +516,7 @@ class Hub:
             for node in list(self._nodes.values()):
                 if node.session is None and now - node.seen_mono > FORGET_S:
                     del self._nodes[node.node_id]
+            self._forget_former()
         self._finish_if_done(late)
 
 

@@ -190,11 +190,27 @@ def test_a_driver_that_goes_away_and_comes_back(gpus: SimGpus, devices: Devices,
     assert devices.reading(uuid).limit_w == 400.0
 
 
+def test_hardware_is_seen_without_its_driver(tmp_path: Path) -> None:
+    assert not devices_module.has_nvidia_hardware(tmp_path)
+    for number, (vendor, kind) in enumerate((("0x8086", "0x030000"), ("0x10de", "0x0c0330"), ("0x10de", "0x030200"))):
+        device = tmp_path / "sys/bus/pci/devices" / f"0000:0{number}:00.0"
+        device.mkdir(parents=True)
+        (device / "vendor").write_text(f"{vendor}\n")
+        (device / "class").write_text(f"{kind}\n")
+        assert devices_module.has_nvidia_hardware(tmp_path) == (number == 2)  # not Intel's, nor the GPU's USB controller
+    (tmp_path / "other/dev").mkdir(parents=True)
+    (tmp_path / "other/dev/nvidia0").touch()
+    assert devices_module.has_nvidia_hardware(tmp_path / "other")
+
+
 def test_without_the_library_the_error_says_what_is_missing() -> None:
     env = {key: value for key, value in os.environ.items() if key != "LD_LIBRARY_PATH"}
     script = "from dispatcher.agent.devices import Devices, NoDriver\ntry: Devices()\nexcept NoDriver as error: print(error)"
     said = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True).stdout
-    assert "No NVIDIA driver answers" in said and ("libnvidia-ml.so.1" in said or "Starting its library failed" in said)
+    if devices_module.has_nvidia_hardware():
+        assert "No NVIDIA driver answers" in said and ("libnvidia-ml.so.1" in said or "Starting its library failed" in said)
+    else:
+        assert "no NVIDIA GPU" in said
 
 
 def test_a_process_of_its_own_sees_the_same_gpus(gpus: SimGpus) -> None:

@@ -99,6 +99,30 @@ def test_a_node_is_seen_with_its_figures() -> None:
     assert hub.gpus_of("j1") == [first] and hub.gpus_of("j2") == []
 
 
+def test_a_node_that_comes_back_under_another_id_is_not_counted_twice() -> None:
+    hub, time = make()
+    old, other = Agent(hub, "old").connect(), Agent(hub, "other").connect()
+    new = Agent(hub, "new")
+    new.uuids, new.hello["gpus"] = old.uuids, old.hello["gpus"]
+    new.hello["node"]["hostname"] = "host-old"
+    hub.gone(old)
+    hub.gone(other)
+    time.s = 11.0
+    hub.sweep()
+    assert [node.node_id for node in hub.nodes()] == ["old", "other"]  # nobody tells of their GPUs: unknown, not gone
+    new.connect()
+    hub.sweep()
+    assert [node.node_id for node in hub.nodes()] == ["new", "other"]
+    assert [key for key, _, _ in hub.alarms()] == ["silent other"]
+
+
+def test_a_silent_node_without_gpus_is_no_alarm() -> None:
+    hub, time = make()
+    Agent(hub, gpus=0).connect()
+    time.s = 11.0
+    assert not hub.nodes()[0].connected and hub.alarms() == []
+
+
 def test_the_figures_of_a_silent_node_are_unknown_and_it_is_an_alarm() -> None:
     hub, time = make()
     agent = Agent(hub).connect()
