@@ -8,7 +8,6 @@ import os
 import sys
 import threading
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ def obey(hub: Hub, folder: Path) -> None:
             orders = [CapOrder(**one) for one in asked["caps"]]
             results = hub.order_caps(orders, [Release(**one) for one in asked["releases"]]).result(30)
             answer = path.with_suffix(".new")
-            answer.write_text(json.dumps([asdict(one) for one in results]))
+            answer.write_text(json.dumps([one._asdict() for one in results]))
             answer.rename(path.with_suffix(".results"))
         time.sleep(0.05)
 

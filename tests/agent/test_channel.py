@@ -182,7 +182,15 @@ def test_the_regions_own_token_opens_it_and_no_other_does(services: FakeServices
 def test_a_web_page_cannot_open_it(server: Server) -> None:
     with pytest.raises(InvalidStatus) as caught:
         connect(channel_url(server.url, "north"), proxy=None, origin="http://evil.example")  # type: ignore[arg-type]
-    assert caught.value.response.status_code == 401
+    assert caught.value.response.status_code == 403
+
+
+def test_nor_with_a_token_from_a_cookie(services: FakeServices, server: Server) -> None:
+    cookie = {"Cookie": f"ray-authentication-token={services.agent_token('north')}"}
+    url = channel_url(server.url, "north")
+    with pytest.raises(InvalidStatus) as caught:
+        connect(url, proxy=None, origin="http://evil.example", additional_headers=cookie)  # type: ignore[arg-type]
+    assert caught.value.response.status_code == 403
 
 
 AGENT = """

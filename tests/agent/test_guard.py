@@ -12,8 +12,10 @@ import pytest
 
 from dispatcher.agent import guard
 from dispatcher.agent.caps import CapOrders, Enforcer, SetCap
-from dispatcher.agent.leases import LeaseBook
+from dispatcher.agent.freezing import Freezer, boottime_s
+from dispatcher.agent.leases import LeaseBook, boot_id
 from dispatcher.agent.node import FolderLock, OwnDevices
+from dispatcher.agent.processes import ProcessTable, read_process
 from dispatcher.simgpu import SimGpus
 from tests.helpers import wait_until
 from tests.simgpu.simulated import child_environment, simulated
@@ -64,8 +66,10 @@ AGENT = """
 import sys, pathlib
 from dispatcher.agent import guard
 from dispatcher.agent.caps import CapOrders, Enforcer, SetCap
-from dispatcher.agent.leases import LeaseBook
+from dispatcher.agent.freezing import Freezer, boottime_s
+from dispatcher.agent.leases import LeaseBook, boot_id
 from dispatcher.agent.node import FolderLock, OwnDevices
+from dispatcher.agent.processes import ProcessTable, read_process
 folder = pathlib.Path(sys.argv[1])
 lock, devices = FolderLock(folder), OwnDevices()
 guard.start(folder)
@@ -109,3 +113,18 @@ def test_a_killed_agent_without_a_successor_leaves_no_limit(gpus: SimGpus, tmp_p
         finally:
             if pid in guards(folder):
                 os.kill(pid, signal.SIGKILL)
+
+
+def test_it_wakes_a_frozen_job_when_its_time_is_up(gpus: SimGpus, tmp_path: Path) -> None:
+    env = {**os.environ, "GRIDSHIFT_JOB_ID": "job-guarded"}
+    with subprocess.Popen(["sleep", "300"], env=env) as process:
+        try:
+            began = boottime_s()
+            freezer = Freezer(tmp_path, ProcessTable(), boot_id())
+            freezer.freeze("job-guarded", 2.0, 60.0)  # then the agent is killed
+            assert guard.keep_leases(tmp_path, keep_s=0.1) or boottime_s() - began >= 2.0
+            wait_until(lambda: not guard.keep_leases(tmp_path, keep_s=0.1), 15, "the end of its duty")
+            now = read_process(process.pid)
+            assert boottime_s() - began >= 2.0 and now is not None and not now.is_stopped
+        finally:
+            process.kill()

@@ -72,6 +72,8 @@ def test_a_large_batch(book: EnergyBook) -> None:
         ({"end": T0_S + 60 * 24 * 3600}, "an interval has"),
         ({"seconds": 61.0}, "measured of 60 s"),
         ({"idle_wh": 7.0}, "must be a part"),
+        ({"idle_wh": [1.0]}, "is not of its type"),
+        ({"idle_wh": 10**400}, "is not of its type"),
     ],
 )
 def test_what_cannot_be_true_is_refused_alone(sqlite_url: str, wrong: dict[str, Any], said: str) -> None:
@@ -178,7 +180,7 @@ def test_the_lines_of_every_interval_add_up_to_the_meter(
     book._engine.dispose()
 
 
-def test_minutes_become_hours_and_go(book: EnergyBook) -> None:
+def test_minutes_become_hours_and_go(book: EnergyBook, caplog: pytest.LogCaptureFixture) -> None:
     take(book, *[wire(n, "c", uuid="GPU-1", split="by time") for n in range(60)], wire(3, "d", uuid="GPU-1", split="by time"))
     rows = [wire(n, "a" if n % 2 else "b", split="by time", quality="partial" if n == 5 else "measured") for n in range(130)]
     take(book, *rows)
@@ -192,6 +194,7 @@ def test_minutes_become_hours_and_go(book: EnergyBook) -> None:
     assert book.sums(T0, at(3 * 3600), 3600) == before
     late = book.take([wire(0, "late"), wire(61, "a")], LATER).result(10)
     assert late.new == 0 and late.known == 1 and "summed up before it came" in late.refused[0]
+    assert "1 rows of energy came too late and are lost" in caplog.text
     assert total(book.sums(T0, at(3 * 3600), 3600)) == total(before)
     assert [one.energy_wh for one in book.sums(T0, at(120), 60)] == [12.0, 12.0], "minutes are kept beside their hours"
     book.thin(at(35 * 24 * 3600 + 3600 + 60))

@@ -359,3 +359,55 @@ def test_orders_and_answers_may_come_from_many_threads() -> None:
     run([lambda i=i: futures.append(hub.order_caps([cap(a, f"{i}") for a in agents])) for i in range(8)])  # type: ignore[misc]
     run([lambda a=a: [a.answer(frame) for frame in list(a.sent)] for a in agents])  # type: ignore[misc]
     assert len(futures) == 8 and all(result.ok for future in futures for result in future.result(5))
+
+
+def test_numbers_that_no_float_holds_are_unknown_and_cost_nobody_else_its_figures() -> None:
+    hub, _ = make()
+    agent, other = Agent(hub).connect(), Agent(hub, "n2").connect()
+    other.live(300.0)
+    for number in ("1" + "0" * 400, "1e999", "-1e999", "1e300"):
+        cap = f'{{"state": "enforced", "wanted_w": {number}, "limit_w": {number}, "since": {number}}}'
+        text = f'{{"type": "live", "gpus": [{{"uuid": "{agent.uuids[0]}", "power_w": 1.0, "cap": {cap}}}]}}'
+        assert hub.receive(agent, "north", text) is None
+        first, second = hub.nodes()
+        assert (first.gpus[0].cap.wanted_w, first.gpus[0].cap.since, second.gpus[0].power_w) == (None, None, 300.0)
+
+
+def test_a_draw_below_nothing_is_unknown() -> None:
+    hub, _ = make()
+    Agent(hub).connect().live(-1e8)
+    assert hub.nodes()[0].gpus[0].power_w is None
+
+
+def test_text_that_no_database_can_hold_is_refused() -> None:
+    hub, _ = make()
+    agent = Agent(hub)
+    for hostname in ("half \ud800", "nul \0"):
+        node = {**agent.hello["node"], "hostname": hostname}
+        reply = agent.say({**agent.hello, "node": node})
+        assert reply is not None and "NUL or half a character" in reply["message"]
+    agent.hello["node"]["hostname"] = "größer \\u0000"  # written with a backslash, it is text like any other
+    agent.connect()
+    nested = '{"type": "live", "x": ' + "[" * 800 + '"\\u00fc"' + "]" * 800 + "}"
+    assert hub.receive(agent, "north", nested) in (None, hub.receive(agent, "north", nested))
+    assert [node.hostname for node in hub.nodes()] == ["größer \\u0000"]
+
+
+def test_a_connection_speaks_for_one_node() -> None:
+    hub, time = make()
+    agent = Agent(hub).connect()
+    reply = agent.say({**agent.hello, "node": {**agent.hello["node"], "node_id": "n2"}})
+    assert reply is not None and "this connection is node 'n1''s" in reply["message"]
+    assert agent.say(agent.hello) is None  # it may say anew what it has
+    hub.gone(agent)
+    time.s = 4000.0
+    hub.sweep()
+    assert hub.nodes() == []
+
+
+def test_the_highest_epoch_is_kept_and_none_that_is_made_up() -> None:
+    seen: list[int] = []
+    hub, _ = make(on_epoch=seen.append)
+    for at, epoch in enumerate((10, 7, 1 << 62, 12)):
+        Agent(hub, f"n{at}", epoch=epoch).connect()
+    assert seen == [10, 12]

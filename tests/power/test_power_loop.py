@@ -514,3 +514,32 @@ def test_a_limit_over_idle_gpus_needs_nothing_and_one_below_their_draw_is_said()
     site.event(100.0, end_s=60.0)
     site.seconds(2)
     assert any("nothing there can pause" in one for one in site.sentences())
+
+
+def test_two_sources_may_give_their_events_the_same_id() -> None:
+    site, agent = four()
+    site.event(2000.0, end_s=900.0, event_id="1")
+    site.budgets = (*site.budgets, replace(site.budgets[0], limit_w=2700.0, source="utility"))
+    site.seconds(5)
+    assert site.drawn_w() <= 2000.0 and {name.rpartition(" ")[0] for name in agent.leases} == {"event 1", "event 1 of utility"}
+    site.budgets = site.budgets[1:]
+    site.seconds(10)
+    assert 2000.0 < site.drawn_w() <= 2700.0
+
+
+def test_what_another_regions_agent_says_of_a_gpu_changes_nothing_here() -> None:
+    site, agent = four()
+    site.event(2400.0, end_s=900.0)
+    site.seconds(5)
+    before = agent.caps()
+    gpus = [{"uuid": uuid, "index": at, "name": "x", "default_w": 10.0} for at, uuid in enumerate(agent.uuids)]
+    about = {"node_id": "zz", "hostname": "zz"}
+    hello = {"type": "hello", "protocol": 1, "node": about, "can_cap": True, "why_not": "", "gpus": gpus, "epoch": 0}
+    liar = Agent(site, "zz", [])
+    assert site.hub.receive(liar, "south", json.dumps(hello)) is None
+    for power_w in (1.0, -1e8, 0.0):
+        said = [{"uuid": uuid, "power_w": power_w, "idle_state": "active", "jobs": ["j0"]} for uuid in agent.uuids]
+        assert site.hub.receive(liar, "south", json.dumps({"type": "live", "gpus": said})) is None
+        site.seconds(80)
+        assert agent.caps() == before and site.drawn_w() <= 2400.0
+        site.hub.receive(liar, "south", json.dumps({"type": "live", "gpus": said}))
