@@ -42,7 +42,7 @@ test: install ## all tests; ARGS="-k word" or ARGS="-m 'not real'" for some
 	  elif [ "$$CI" = true ]; then echo "CI promises PostgreSQL, and it did not start" >&2; exit 1; \
 	  else echo "no PostgreSQL here (apt-get install postgresql): its tests will skip" >&2; fi; \
 	fi; \
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 check: install ## ruff, formatting, mypy --strict
 	@$(BIN)/ruff check .

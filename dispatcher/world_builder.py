@@ -12,7 +12,7 @@ from dispatcher.config import Config, shift_windows
 from dispatcher.peaks import Peaks
 from dispatcher.regions import Region
 from dispatcher.signal_book import SignalBook
-from dispatcher.store import Attempt, Job, Store
+from dispatcher.store import OWN_SOURCE, Attempt, Job, Store
 from policies.freezing import idle_w
 from policies.registry import quota
 from policies.world import PLACED, Budget, CapPoint, DemandCharge, JobView, Plan, RegionView, Settings, World
@@ -103,7 +103,15 @@ class WorldBuilder:
 
     def _budgets(self, now: datetime) -> tuple[Budget, ...]:
         return tuple(
-            Budget(e.region, e.start, e.end, e.limit_w, e.event_id, e.reason or f"event {e.event_id} from {e.source}")
+            Budget(
+                e.region,
+                e.start,
+                e.end,
+                e.limit_w,
+                e.event_id,
+                e.reason or f"event {e.event_id} from {e.source}",
+                "" if e.source == OWN_SOURCE else e.source,
+            )
             for e in self._store.grid_events(ended_after=now)
             if not e.test
         )

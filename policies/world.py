@@ -206,7 +206,8 @@ class TeamShare:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """A power limit on a region over ``[start, end)``; ``end`` None is open, until released."""
+    """A power limit on a region over ``[start, end)``; ``end`` None is open, until released. Two sources may give their events
+    the same id; ``source`` tells them apart, and is empty for the operator's own."""
 
     region: str
     start: datetime
@@ -214,6 +215,7 @@ class Budget:
     limit_w: float
     event_id: str
     reason: str
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
-"""Gives limits back when the agent is gone for good: a small process beside an agent whose keeper may end with it.
+"""Gives limits back and wakes frozen jobs when the agent is gone for good: a process beside an agent whose keeper may end too.
 
 A Ray that is stopped takes the agents on its nodes along, and nobody would be left to end their leases. The guard waits for the
 folder of the agent to be free for longer than a restart takes; then it keeps the leases until all that have an end are over.
+The processes of a frozen job may outlive Ray, and one that is stopped cannot even end.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from pathlib import Path
 
 from .caps import Enforcer
 from .devices import DeviceError
-from .leases import LeaseBook, LeaseError
+from .freezing import Freezer
+from .leases import LeaseBook, LeaseError, boot_id
 from .node import FolderBusy, FolderLock, OwnDevices
+from .processes import ProcessTable
 from .service import set_up_log
 
 log = logging.getLogger("gridshift.agent")
@@ -57,12 +60,32 @@ def agent_lives(folder: Path) -> bool:
 
 
 def keep_leases(folder: Path, keep_s: float = KEEP_S) -> bool:
-    """Do an agent's duty for a while: put leases in force, end those that are over, give limits back. Returns whether there is
-    more to do, which leases without an end are not: they are for a person to end."""
+    """Do an agent's duty for a while: wake jobs whose time is up, put leases in force, end those that are over, give limits
+    back. Returns whether there is more to do, which leases without an end are not: they are for a person to end."""
     try:
         lock = FolderLock(folder)
     except FolderBusy:
         return True
+    try:
+        stand = wake_due(folder)
+        return _keep_limits(folder, keep_s) or stand
+    finally:
+        lock.close()
+
+
+def wake_due(folder: Path) -> bool:
+    """Wake the frozen jobs whose time is up; whether others still stand."""
+    try:
+        freezer = Freezer(folder, ProcessTable(), boot_id())
+        for sentence in freezer.step():
+            log.warning("%s", sentence)
+    except OSError as error:
+        log.warning("frozen jobs cannot be looked at now: %s", error)
+        return True
+    return bool(freezer.frozen())
+
+
+def _keep_limits(folder: Path, keep_s: float) -> bool:
     try:
         try:
             devices = OwnDevices()
@@ -86,8 +109,6 @@ def keep_leases(folder: Path, keep_s: float = KEEP_S) -> bool:
     except (DeviceError, LeaseError) as error:
         log.warning("limits cannot be given back now: %s", error)
         return True
-    finally:
-        lock.close()
 
 
 def is_needed(book: LeaseBook) -> bool:

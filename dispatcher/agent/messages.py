@@ -20,6 +20,8 @@ MAX_FRAME_BYTES = 1 << 20
 MAX_TEXT = 2000
 #: Longest time, s, that an order may speak of; longer ones are mistakes.
 MAX_TTL_S = 366 * 86400.0
+#: Unix seconds, watts: no number that is told of is larger, whichever way.
+MAX_NUMBER = 1e12
 #: Lowest limit that an order may ask for: 1 W. What a GPU itself allows is checked where the GPU is.
 MIN_LIMIT_W = 1.0
 
@@ -129,7 +131,22 @@ def decode(text: str | bytes) -> Frame:
         raise BadFrame("a frame must be a JSON object")
     if not isinstance(frame.get("type"), str):
         raise BadFrame(f"type: {_shown(frame.get('type'))}: must say what the frame is, such as 'live'")
+    try:
+        plain = "\\u" not in text or _is_plain(frame)
+    except RecursionError:
+        plain = False
+    if not plain:
+        raise BadFrame("the frame has text with NUL or half a character in it, which no database and no answer can hold")
     return frame
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether all text in a value can be stored and sent on: whatever one agent says is kept and shown beside the others'."""
+    if isinstance(value, str):
+        return not any(char == "\0" or "\ud800" <= char <= "\udfff" for char in value)
+    if isinstance(value, dict):
+        return all(_is_plain(key) and _is_plain(one) for key, one in value.items())
+    return not isinstance(value, list) or all(map(_is_plain, value))
 
 
 def _refuse_constant(name: str) -> Any:
@@ -329,6 +346,7 @@ def check_live(frame: Frame) -> Fields:
             and isinstance(gpu.get("uuid"), str)
             and _are_figures(gpu)
             and isinstance(gpu.get("jobs", []), list)
+            and len(gpu.get("jobs", [])) <= 10_000
             and isinstance(gpu.get("throttle", []), list)
             and isinstance(gpu.get("cap") or {}, dict)
             and isinstance(gpu.get("protected") or "", str)

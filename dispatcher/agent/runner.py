@@ -134,6 +134,8 @@ class Agent:
                     )
             self._close_gpus()
         self._save_meter()
+        if self._acknowledged is not None:  # a successor under another node id would have these rows counted twice
+            self._rows.acknowledge(self._acknowledged)
         self._rows.close()
         self._samplers.close()
         self._lock_file.close()
@@ -209,11 +211,13 @@ class Agent:
 
     def tick(self) -> None:
         """One round: limits, requests made by hand, readings, energy, and what is to be told."""
-        states = self._keep_limits()
+        try:
+            with self._jobs_lock:
+                for sentence in self._freezer.step():
+                    self._note("frozen", sentence)
+        finally:  # neither may keep the other from its duty
+            states = self._keep_limits()
         readings, residents = self._read()
-        with self._jobs_lock:
-            for sentence in self._freezer.step():
-                self._note("frozen", sentence)
         self._count(readings, residents)
         self._tell(states, readings, residents)
         self._send_rows()

@@ -39,6 +39,8 @@ class AgentSocket:
     def send(self, text: str) -> None:
         """Queue a frame; many queued at once cost the event loop one wake-up."""
         with self._lock:
+            if self.closed_why is not None:
+                return  # nobody will read it
             self._waiting.append(text)
             if len(self._waiting) > MOST_WAITING and self.closed_why is None:
                 self.closed_why = "frames are not read"
@@ -118,6 +120,8 @@ class AgentsApi:
     async def _check(self, socket: WebSocket, region: str) -> None:
         """Raises Refused unless the caller may speak for the agents of ``region``."""
         tokens, config = presented(socket.headers), self._services.config
+        if "origin" in socket.headers:  # a foreign page could use the token in its visitor's cookie
+            raise Refused(403, "agents are no browsers: a request with an Origin header is not one of theirs")
         if region not in {one.name for one in config.regions}:
             known = ", ".join(one.name for one in config.regions) or "none is configured"
             raise Refused(404, f"region {region[:100]!r} is not known here; known: {known}")
@@ -127,7 +131,7 @@ class AgentsApi:
         if any(hash_token(token) in known_tokens for token in tokens):
             return
         is_here = config.server.is_loopback and is_loopback(host_of(socket.headers.get("host", "")))
-        if not tokens and not known_tokens and is_here and "origin" not in socket.headers:
+        if not tokens and not known_tokens and is_here:
             return  # as for everything else here: without API tokens, this machine may
         what = "this token is not one of the region's agents" if tokens else "a token is needed"
         raise Refused(

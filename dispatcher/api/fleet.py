@@ -121,7 +121,7 @@ def _time(name: str, text: str | None, problems: list[tuple[str, object, str]]) 
         at = datetime.fromisoformat(text.replace(" ", "+"))  # a plus sign that was not encoded
     except ValueError:
         at = None
-    if at is None or at.tzinfo is None:
+    if at is None or at.tzinfo is None or not 1970 < at.year < 9999:  # a day or an offset away there must be a time too
         problems.append((name, text, "must be a time with an offset, such as 2026-01-31T12:00:00Z"))
         return None
     return at.astimezone(UTC)

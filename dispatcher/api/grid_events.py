@@ -17,8 +17,6 @@ from dispatcher.errors import AlreadyExists, BadInput, NotFound
 from dispatcher.store import GridEvent
 from policies.durations import parse_duration
 
-#: What events that came over our own API are filed under.
-OWN_SOURCE = "api"
 _EVENT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+-]{0,127}", re.ASCII)
 _FIELDS = frozenset({"event_id", "version", "region", "start", "end", "duration", "limit_w", "reason", "test"})
 _MAX_REASON = 500

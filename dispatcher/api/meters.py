@@ -13,14 +13,13 @@ from dispatcher.api.answers import in_thread, json_response
 from dispatcher.api.services import Services
 from dispatcher.api.strict_json import parse
 from dispatcher.errors import BadInput
-from dispatcher.power.meter_sources import Said, parse_time
+from dispatcher.power.meter_sources import MAX_VALUE, Said, parse_time
 from dispatcher.power.meter_state import MeterView
 from dispatcher.power.meter_values import SUSPECT, MeterReading, Span
 from dispatcher.power.site_meters import SitePower
 
 #: Readings in one message.
 MAX_READINGS = 10_000
-_MAX_VALUE = 1e15
 #: Problems that are told of one message.
 _TOLD = 20
 
@@ -57,7 +56,7 @@ def _reading(where: str, item: Any, problems: list[Problem]) -> Said | None:
     known = ("at", "start", "end", "value")
     problems += [(f"{dot}{k}", item[k], f"no such field; known are {', '.join(known)}") for k in item if k not in known]
     value = item.get("value")
-    if isinstance(value, bool) or not isinstance(value, int | float) or not -_MAX_VALUE <= value <= _MAX_VALUE:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -MAX_VALUE <= value <= MAX_VALUE:
         problems.append((f"{dot}value", value, "must be a number in the meter's unit; leave out a reading that has none"))
     times: dict[str, datetime] = {}
     for name in known[:3]:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from dispatcher.api import intents, savings, views
 from dispatcher.api.answers import in_thread, json_bytes, json_response
-from dispatcher.api.grid_events import OWN_SOURCE, GridEvents, event_from
+from dispatcher.api.grid_events import GridEvents, event_from
 from dispatcher.api.ray_jobs import RayJobs
 from dispatcher.api.self_service import read_result
 from dispatcher.api.services import Services
@@ -22,6 +22,7 @@ from dispatcher.api.strict_json import parse_object
 from dispatcher.errors import BadInput, GridshiftError, NotFound
 from dispatcher.power.accounts import MODELLED
 from dispatcher.power.fleet import basis_of
+from dispatcher.store import OWN_SOURCE
 from policies.world import ENDED, Alternative, JobState, Placement, Plan
 
 #: Seconds that a savings report is shown again before it is made anew.

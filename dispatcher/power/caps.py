@@ -70,8 +70,10 @@ class CapLoop:
         self._lock = threading.Lock()
         self._planned: dict[str, tuple[float, datetime]] = {}
         self._ran_under: dict[str, tuple[float, float]] = {}
-        self._draws: dict[str, Draw] = {}
-        self._unseen: dict[str, float] = {}
+        # By region and GPU: what one region's agents say of a GPU must change nothing in another.
+        self._draws: dict[tuple[str, str], Draw] = {}
+        self._unseen: dict[tuple[str, str], float] = {}
+        self._first_told: dict[tuple[str, str], float] = {}
         self._observed: dict[str, float] = {}
         self._sent: dict[tuple[str, str], _Sent] = {}
         self._released: dict[tuple[str, str], float] = {}
@@ -126,7 +128,8 @@ class CapLoop:
             nodes.setdefault(node.region, []).append(self._as_known(node, jobs))
         with self._lock:
             self._take_answers()
-            draws = self._look(nodes, jobs)
+            draws = {region: self._look(here, jobs) for region, here in nodes.items()}
+            self._forget_gpus(nodes)
             planned = self._plan_caps(world, nodes)
             self._points = self._offered(nodes)
             wishes: list[Wish] = []
@@ -137,7 +140,7 @@ class CapLoop:
                     continue  # without agents nothing can be capped; holding and pausing are the control loop's
                 limits, branches = self._limits(view, world, now), self._branches.get(view.name, {})
                 try:
-                    made, told = on_limits(view, here, jobs, limits, branches, draws, self.learned)
+                    made, told = on_limits(view, here, jobs, limits, branches, draws[view.name], self.learned)
                     wishes += [*made, *on_plan(here, jobs, planned)]
                     troubles += told
                 except Exception as error:
@@ -160,7 +163,8 @@ class CapLoop:
         soon = now + timedelta(seconds=LEAD_S * self._speed)
         for budget in world.budgets:
             if budget.region == view.name and budget.start <= soon and (budget.end is None or now < budget.end):
-                key, reason = f"event {budget.event_id}", budget.reason or f"event {budget.event_id}"
+                key = f"event {budget.event_id}" + (f" of {budget.source}" if budget.source else "")
+                reason = budget.reason or f"event {budget.event_id}"
                 limits.append(Limit(key, "event", min(budget.limit_w, standing_w), budget.end, reason))
         return limits
 
@@ -172,38 +176,49 @@ class CapLoop:
             return replace(node, connected=False) if node.connected else node
         kept = {}
         for gpu in node.gpus:
-            known = self._draws.get(gpu.uuid)
+            place = (node.region, gpu.uuid)
+            known = self._draws.get(place)
             if gpu.jobs or known is None or gpu.idle_state == "deep_idle":
                 if self._unseen:
-                    self._unseen.pop(gpu.uuid, None)
+                    self._unseen.pop(place, None)
             elif all(job_id in jobs and jobs[job_id].state in PLACED for job_id in known.jobs):
                 mono = self._mono()
-                if mono - self._unseen.setdefault(gpu.uuid, mono) < UNSEEN_S:
+                if mono - self._unseen.setdefault(place, mono) < UNSEEN_S:
                     kept[gpu.uuid] = known.jobs
         if not kept:
             return node  # as nearly always; there may be thousands
         return replace(node, gpus=tuple(replace(gpu, jobs=kept.get(gpu.uuid, gpu.jobs)) for gpu in node.gpus))
 
-    def _look(self, nodes: Mapping[str, list[NodeLive]], jobs: Mapping[str, JobView]) -> dict[str, Draw]:
-        """What each GPU with jobs on it draws uncapped, by uuid; of a silent node, as last known."""
+    def _forget_gpus(self, nodes: Mapping[str, list[NodeLive]]) -> None:
+        """Drop what is remembered of GPUs that no node has any more."""
+        there = {(node.region, gpu.uuid) for some in nodes.values() for node in some for gpu in node.gpus}
+        for place in self._draws.keys() - there:
+            del self._draws[place]
+        for table in (self._unseen, self._first_told):
+            for place in table.keys() - there:
+                del table[place]
+
+    def _look(self, nodes: Iterable[NodeLive], jobs: Mapping[str, JobView]) -> dict[str, Draw]:
+        """What each GPU of a region with jobs on it draws uncapped, by uuid; of a silent node, as last known."""
         mono, found, shares = self._mono(), dict[str, Draw](), set[tuple[str, float]]()
         frozen = {job_id for job_id, job in jobs.items() if job.frozen_at is not None}
-        for node in (node for some in nodes.values() for node in some):
+        for node in nodes:
             for gpu in node.gpus:
+                place = (node.region, gpu.uuid)
                 uuid, on_it, power_w, default_w = gpu.uuid, gpu.jobs, gpu.power_w, gpu.default_w
-                known = self._draws.get(uuid)
+                known = self._draws.get(place)
                 if not node.connected:
                     if known is not None:
                         found[uuid] = known
                     continue
                 if not on_it:
-                    self._draws.pop(uuid, None)
+                    self._draws.pop(place, None)
                     continue
                 held = power_w is not None and _is_held(gpu, power_w)
                 if known is None or known.jobs != on_it:
                     # One that is held already may draw anything more: to take its owner's word could lift the cap.
                     full_w = max(self._expected_w(gpu, jobs), (default_w or 0.0) if held else 0.0)
-                    known = self._draws[uuid] = Draw(on_it, mono, full_w)
+                    known = self._draws[place] = Draw(on_it, mono, full_w)
                 if frozen and power_w is not None and frozen.issuperset(on_it):
                     found[uuid] = Draw(on_it, mono, power_w)  # what they draw at work is remembered, not learned from
                     continue
@@ -219,7 +234,8 @@ class CapLoop:
                 if default_w:
                     shares.add((gpu.name, round(known.full_w / default_w, 2)))
                 for job_id in on_it:
-                    self._type_of[job_id] = gpu.name
+                    if job_id in jobs:
+                        self._type_of[job_id] = gpu.name
         for name, share in sorted(shares):
             self.learned.curve(None, name, share)  # worked out before an event is in a hurry for it
         return found
@@ -290,6 +306,8 @@ class CapLoop:
         for table in (self._ran_under, self._observed):
             for job_id in table.keys() - known_jobs:
                 table.pop(job_id, None)
+        for job_id in self._type_of.keys() - known_jobs:
+            del self._type_of[job_id]
         for job_id, (_, at) in list(self._planned.items()):
             if job_id not in there and at < world.now:
                 self._planned.pop(job_id, None)
@@ -326,6 +344,7 @@ class CapLoop:
         wanted = {(wish.node_id, wish.lease_id): wish for wish in wishes if wish.node_id in live}
         standing = {node_id: {lease.lease_id: lease for lease in node.leases} for node_id, node in live.items()}
         default_w = {gpu.uuid: gpu.default_w or 0.0 for node in live.values() for gpu in node.gpus}
+        unclear = self._unclear(live.values())
         orders = []
         for key, wish in wanted.items():
             sent = self._sent.get(key)
@@ -343,8 +362,10 @@ class CapLoop:
             orders.append(CapOrder(wish.lease_id, wish.kind, wish.node_id, wish.uuid, wish.limit_w, ttl_s, wish.reason))
         releases = []
         for node_id, leases in standing.items():
-            for name in leases:
+            for name, lease in leases.items():
                 key = (node_id, name)
+                if lease.kind == "event" and (node_id, lease.uuid) in unclear:
+                    continue
                 if name.startswith(OURS) and key not in wanted and mono - self._released.get(key, -math.inf) >= RETRY_S:
                     releases.append(key)
         for key in [key for key in self._sent if key not in wanted]:
@@ -357,6 +378,17 @@ class CapLoop:
         for key in [key for key, at in self._released.items() if mono - at > 2 * RETRY_S]:
             del self._released[key]
         return orders, [Release(*key) for key in releases]
+
+    def _unclear(self, nodes: Iterable[NodeLive]) -> set[tuple[str, str]]:
+        """The GPUs, by node, of which we were first told just now, that are at work for nobody knows whom: what an earlier
+        control plane set there for an event stands on until that is known."""
+        mono, found = self._mono(), set()
+        for node in nodes:
+            for gpu in node.gpus:
+                since = self._first_told.setdefault((node.region, gpu.uuid), mono)
+                if mono - since < UNSEEN_S and not gpu.jobs and gpu.idle_state != "deep_idle":
+                    found.add((node.node_id, gpu.uuid))
+        return found
 
     def _is_due(self, wish: Wish, sent: _Sent, stands: bool, default_w: Mapping[str, float], mono: float) -> bool:
         """Whether a lease must be sent (again)."""

@@ -143,6 +143,8 @@ class EnergyBook:
                 good.append(checked(raw, now))
             except ValueError as error:
                 refused.append(str(error))
+            except (TypeError, OverflowError) as error:
+                refused.append(f"node {raw.get('node_id')}, GPU {raw.get('uuid')}: a field is not of its type: {error}")
         if refused and refused[0] != self._said:
             self._said = refused[0]
             log.warning("%d rows of energy were refused; the first: %s", len(refused), refused[0])
@@ -169,6 +171,8 @@ class EnergyBook:
                 future.set_exception(failure)
             return
         for (_, refused, future), (new, known, too_old) in zip(batch, outcomes, strict=True):
+            if too_old:
+                log.warning("%d rows of energy came too late and are lost; the first: %s", len(too_old), too_old[0])
             future.set_result(Taken(new, known, (*refused, *too_old)))
 
     def _write(self, batches: Sequence[Sequence[EnergyRow]]) -> list[tuple[int, int, tuple[str, ...]]]:

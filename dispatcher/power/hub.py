@@ -28,6 +28,8 @@ SILENT_S = 10.0
 ANSWER_S = 10.0
 #: Seconds for which a node that went silent is still told of.
 FORGET_S = 3600.0
+#: An epoch further ahead of ours than this is no control plane's: each start counts one up.
+MOST_STARTS = 1_000_000
 
 
 class Session(Protocol):
@@ -224,7 +226,7 @@ class Hub:
         answer_s: float = ANSWER_S,
         silent_s: float = SILENT_S,
     ) -> None:
-        self.epoch = epoch
+        self.epoch = self._ahead = epoch
         self.on_energy: Callable[[Sequence[Mapping[str, Any]]], Future[Any]] | None = None
         self._now = SystemClock().now if now is None else now
         self._mono, self._branch_of, self._on_epoch, self._answer_s = mono, branch_of, on_epoch, answer_s
@@ -279,6 +281,8 @@ class Hub:
         hello = messages.check_hello(frame).raw()
         node_id, epoch = hello["node"]["node_id"], hello["epoch"]
         with self._lock:
+            if (named := self._of_session.get(session, node_id)) != node_id:
+                raise BadFrame(f"hello.node.node_id: {node_id!r}: this connection is node {named!r}'s; each node has its own")
             before = self._nodes.get(node_id)
             if before is not None and before.session is not None and before.region != region and self._is_live(before):
                 raise BadFrame(
@@ -292,8 +296,13 @@ class Hub:
             node.leases = tuple(_lease_live(lease, node.seen_at) for lease in hello.get("leases", []))
             self._nodes[node_id] = node
             self._of_session[session] = node_id
+            ahead = self._ahead < epoch <= self.epoch + MOST_STARTS
+            if ahead:
+                self._ahead = epoch
         if epoch > self.epoch:
             log.error("node %s has obeyed a control plane of epoch %d; ours is %d", node_id, epoch, self.epoch)
+        if ahead:
+            # Only the highest, and none that one agent made up: nobody could ever count above it.
             self._on_epoch(epoch)
         return None
 
@@ -586,6 +595,7 @@ def _node_live(node: _Node, connected: bool, branch_of: Callable[[str, str], str
 def _gpu_live(
     node: _Node, branch: str | None, simulated: bool, info: Mapping[str, Any], now: Mapping[str, Any], connected: bool
 ) -> GpuLive:
+    power_w = now.get("power_w")
     return GpuLive(
         region=node.region,
         branch=branch,
@@ -594,7 +604,7 @@ def _gpu_live(
         index=info["index"],
         name=info["name"],
         simulated=bool(info.get("simulated", simulated)),
-        power_w=now.get("power_w"),
+        power_w=power_w if power_w is not None and power_w >= 0 else None,  # less than nothing is no draw
         limit_w=now.get("limit_w"),
         enforced_w=now.get("enforced_w"),
         default_w=info.get("default_w"),
@@ -638,7 +648,10 @@ def _lease_live(lease: Mapping[str, Any], told_at: datetime) -> LeaseLive:
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    """A finite number; None for anything else, also for what JSON can say and floats cannot."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    return float(value) if -messages.MAX_NUMBER <= value <= messages.MAX_NUMBER else None
 
 
 def _unix(value: Any) -> datetime | None:

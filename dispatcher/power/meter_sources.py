@@ -31,6 +31,8 @@ _LEFT_ALONE_MOST_S = 60.0
 _CHUNK_BYTES = 4 * 2**20
 #: So many bytes before where we stopped are remembered, to see that the file is still the same.
 _TAIL_BYTES = 256
+#: What is larger, whichever way, no meter has said: times a factor it would soon be no number any more.
+MAX_VALUE = 1e15
 #: Longest line that counts as one.
 _LINE_BYTES = 65536
 
@@ -93,7 +95,7 @@ def parse_prometheus(body: bytes) -> Said:
         value, at = float(text), from_epoch(float(seconds))
     except (TypeError, ValueError) as error:
         raise MeterProblem(f"{str(pair)[:80]} is not a time and a number") from error
-    if not math.isfinite(value):
+    if not abs(value) <= MAX_VALUE:
         raise MeterProblem(f"the query gives {text}, which is no reading")
     return Said(at, value)
 
@@ -284,4 +286,6 @@ def parse_number(text: str, delimiter: str) -> float:
     value = float(text.replace(",", ".") if delimiter != "," else text)
     if not math.isfinite(value):
         raise ValueError("no finite number")
+    if abs(value) > MAX_VALUE:
+        raise ValueError("no reading of any meter: it is too large")
     return value

@@ -136,6 +136,10 @@ class Change:
     attempt_fields: Mapping[str, Any] = field(default_factory=dict)
 
 
+#: The source of grid events that came by our own API.
+OWN_SOURCE = "api"
+
+
 @dataclass(frozen=True, slots=True)
 class GridEvent:
     """A limit that somebody outside asked for, from receipt to its end. Identity is (source, event_id); a higher

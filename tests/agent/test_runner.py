@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from dispatcher.agent.messages import EnergyAck
+from dispatcher.agent.metering import EnergyRow
 from dispatcher.agent.node import FolderBusy, OwnDevices, Settings
 from dispatcher.agent.release import NotReleased, release_here
 from dispatcher.agent.runner import Agent, differs, once
@@ -294,3 +296,41 @@ def test_only_what_is_new_is_told_before_its_time() -> None:
     assert differs(live(), live(power_w=307.0)) and differs(live(), live(power_w=None)) and differs(live(), live(jobs=[]))
     assert differs(live(), live(cap={"state": "enforced", "wanted_w": 250.0})) and differs(live(), {**live(), "alarms": [1]})
     assert differs(live(), {**live(), "gpus": []}) and differs(live(), {**live(), "leases": []})
+
+
+def test_a_round_that_goes_wrong_still_wakes_jobs_and_keeps_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = Agent(Settings("http://127.0.0.1:9", "north", None, tmp_path / "state", "n1", "host"))
+    done: list[str] = []
+
+    def fails(what: str) -> Callable[[], Any]:
+        def step() -> Any:
+            done.append(what)
+            raise OSError(24, "Too many open files")
+
+        return step
+
+    monkeypatch.setattr(agent._freezer, "step", fails("wake"))
+    monkeypatch.setattr(agent, "_keep_limits", lambda: done.append("limits"))
+    with pytest.raises(OSError, match="Too many"):
+        agent.tick()
+    monkeypatch.setattr(agent, "_keep_limits", fails("limits"))
+    with pytest.raises(OSError, match="Too many"):
+        agent.tick()
+    assert done == ["wake", "limits", "wake", "limits"]
+    agent.stop()
+
+
+def test_what_was_acknowledged_last_is_not_sent_by_a_successor(tmp_path: Path) -> None:
+    agent = Agent(Settings("http://127.0.0.1:9", "north", None, tmp_path / "state", "n1", "host"))
+    agent._rows.append(row_of_minute(at) for at in range(3))
+    batch = agent._rows.batch()
+    assert batch is not None
+    agent._on_frame(EnergyAck(batch[0]))
+    agent.stop()
+    after = Agent(Settings("http://127.0.0.1:9", "north", None, tmp_path / "state", "n2", "host"))
+    assert after._rows.batch() is None
+    after.stop()
+
+
+def row_of_minute(at: int) -> EnergyRow:
+    return EnergyRow(60 * at, 60 * at + 60, "GPU-1", "j", "job", 1.0, 60.0, "measured", "exclusive", 60.0, 0.0, None, 0.0)

@@ -104,6 +104,8 @@ def test_what_cannot_be_asked(server: Server) -> None:
         ("step=day", "minute or hour"),
         ("start=yesterday", "with an offset"),
         ("start=2026-01-01T00:00:00", "with an offset"),
+        ("start=0001-01-01T00:00:00%2B14:00", "with an offset"),
+        ("start=9999-12-31T23:59:59Z", "with an offset"),
         ("region=east", "must be one of north, south"),
         ("job=a&region=north", "not both"),
         ("jobs=a", "no such parameter"),

@@ -39,6 +39,7 @@ class Agent:
         self.leases: dict[str, dict[str, Any]] = more.pop("leases", {})
         self.orders: list[dict[str, Any]] = []
         self.protected: dict[str, str] = {}
+        self.busy = False
         self.uuids = [f"GPU-{node_id}-{at}" for at in range(len(jobs))]
 
     def send(self, text: str) -> None:
@@ -101,7 +102,7 @@ class Agent:
                 "power_w": min(self.cap(uuid), self.draw_w if jobs else 60.0),
                 "limit_w": self.cap(uuid),
                 "enforced_w": self.cap(uuid),
-                "idle_state": "active" if jobs else "deep_idle",
+                "idle_state": "active" if jobs or self.busy else "deep_idle",
                 "jobs": jobs,
                 "protected": self.protected.get(uuid),
             }
@@ -117,7 +118,8 @@ class Site:
         self.s = 0.0
         one = {"name": "north", "address": "http://north", "price": [{"feed": "synthetic"}], **region}
         self.hub = Hub(epoch=2, now=self.now, mono=lambda: self.s)
-        self.loop = CapLoop(Config.model_validate({"region": [one]}), self.hub, mono=lambda: self.s)
+        self.config = Config.model_validate({"region": [one]})
+        self.loop = CapLoop(self.config, self.hub, mono=lambda: self.s)
         self.limit_w: float | None = region.get("power_limit_w")
         self.agents: list[Agent] = []
         self.jobs: dict[str, JobView] = {}
@@ -543,3 +545,21 @@ def test_what_another_regions_agent_says_of_a_gpu_changes_nothing_here() -> None
         site.seconds(80)
         assert agent.caps() == before and site.drawn_w() <= 2400.0
         site.hub.receive(liar, "south", json.dumps({"type": "live", "gpus": said}))
+
+
+def test_after_a_restart_an_events_caps_stand_until_it_is_known_who_is_there() -> None:
+    site, agent = four()
+    site.event(2000.0, end_s=900.0)
+    site.seconds(3)
+    before, jobs = agent.caps(), agent.jobs
+    site.loop = CapLoop(site.config, site.hub, mono=lambda: site.s)
+    agent.orders.clear()
+    agent.busy, agent.jobs = True, [[], [], [], []]  # the driver does not tell its processes for a moment
+    site.seconds(3)
+    assert agent.caps() == before and all(order["release"] == [] for order in agent.orders)
+    agent.jobs = jobs
+    site.seconds(3)
+    assert site.drawn_w() <= 2000.0 and all(order["release"] == [] for order in agent.orders)
+    agent.jobs = [[], [], [], []]
+    site.seconds(20)  # who is there now is nobody of ours
+    assert agent.caps() == [700.0] * 4

@@ -89,7 +89,7 @@ def test_a_scalar_is_a_value_too() -> None:
     assert parse_prometheus(body).value == 1000.0
 
 
-@pytest.mark.parametrize("text", ["NaN", "+Inf", "-Inf"])
+@pytest.mark.parametrize("text", ["NaN", "+Inf", "-Inf", "1e308"])
 def test_what_is_no_number_is_no_reading(prometheus: FakePrometheus, text: str) -> None:
     prometheus.body = vector(text)
     with pytest.raises(MeterProblem, match="which is no reading"):
@@ -250,14 +250,14 @@ def test_of_a_long_file_only_the_end_is_read(log: Log) -> None:
 
 
 def test_rows_without_a_reading_are_told_and_left_out(log: Log) -> None:
-    log.add(1, "", "NaN", "inf", "n/a", 0)
+    log.add(1, "", "NaN", "inf", "-1e308", "n/a", 0)
     with log.path.open("a") as file:
         file.write("2026-03-01 12:00,5\n2026-03-01T13:00Z\n\n")
     follower = tail(log.path)
     assert values(follower) == [1.0, 0.0]
     told = " ".join(follower.problems)
-    assert len(follower.problems) == 6
-    for words in ("no value", "no finite number", "n/a", "must be a time with an offset", "too few columns"):
+    assert len(follower.problems) == 7
+    for words in ("no value", "no finite number", "too large", "n/a", "must be a time with an offset", "too few columns"):
         assert words in told
     follower.close()
 
