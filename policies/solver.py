@@ -212,7 +212,16 @@ class Solver:
 
     def _respond_one(self, one: Ints) -> None:
         core.respond(
-            one, self.supply, self.demand, self.prices, self.has_team, 6, *self._use[0], self.value, self.worth, self.spaces[0]
+            one,
+            self.supply,
+            self.demand,
+            self.prices,
+            self.has_team,
+            CAREFUL,
+            *self._use[0],
+            self.value,
+            self.worth,
+            self.spaces[0],
         )
 
     def _respond(self, parts: Sequence[Ints], demand: core.Demand, prices: core.Prices, steps: int = 6) -> None:

@@ -330,7 +330,7 @@ def _counted(  # type: ignore[no-untyped-def]
     if (n + 1) * (need + 1) > MAX_CELLS:
         return np.nan, 0
     chunk = min(demand.chunk[j], run)
-    least = max(1, int(np.ceil(chunk / length - 1e-9)))
+    least = max(1, int(np.ceil(chunk / length - 1e-9)) if to_place else int(np.floor(chunk / length + 1e-9)))
     for runs in range(2, MAX_RUNS + 1):
         # shortest runs only, which together take more slots than are needed and could not do with less
         odd = runs * least > need and (runs * least - need) % least != 0
@@ -480,7 +480,7 @@ def respond(jobs, supply, demand, prices, has_team, steps, gpu_use, watt_use, st
                 w = kw * 1000.0 * supply.pue[row]
                 fixed = 0.0 if here else demand.fixed[j, row]
                 if demand.pausable[j] and run >= 2.0 * demand.chunk[j] - SLACK:
-                    m = 0
+                    m, earns, roomy = 0, 0.0, 0.0
                     for i in range(n):
                         t = a + i
                         work.free[i] = supply.known[row, t] and not supply.masks[mask, t]
@@ -495,7 +495,11 @@ def respond(jobs, supply, demand, prices, has_team, steps, gpu_use, watt_use, st
                             work.on[m] = work.rate[i]
                             work.off[m] = length
                             m += 1
+                            roomy += length
+                            earns = min(earns, kw * supply.energy[row, t] / whole)
+                    earns *= min(MAX_RUNS * demand.again[j], max(roomy - run, 0.0))
                     k, least, dearest = _cheapest(work.on, work.off, work.order, m, run)
+                    least += earns
                     if k == 0 or least + fixed >= best:
                         continue
                     if steps == 0 or (
@@ -530,6 +534,7 @@ def respond(jobs, supply, demand, prices, has_team, steps, gpu_use, watt_use, st
                         portion = run / (run + more)  # in the mean it uses no more than it needs
                     else:
                         portion = 1.0
+                        total += earns
                     total += fixed
                     if total >= best:
                         continue
@@ -696,7 +701,7 @@ def _runs_of(demand, j, row, run, n, pause, again, guess, steps, for_bound, work
                 score += work.length[k] * work.rate[k]
             t = begin
         least = work.off[n] + worth * run - (0.0 if here else dear)
-        if least > bound:
+        if least > bound and (dear >= 0.0 or not for_bound):  # where a resume earns, a run cut to nothing is no lower bound
             bound, bound_at = least, worth
         resumes = runs if here else max(runs - 1, 0)
         have = seconds - again * resumes
@@ -709,6 +714,12 @@ def _runs_of(demand, j, row, run, n, pause, again, guess, steps, for_bound, work
             if done_more <= SLACK:
                 break
         elif worth >= top:
+            if for_bound:
+                seconds = 0.0
+                for k in range(n):
+                    work.best[k] = work.free[k]
+                    seconds += work.length[k] if work.free[k] else 0.0
+                return INF, seconds - run, bound, bound_at, INF
             return INF, 0.0, INF, top, INF  # not even with every second worth more than it costs
         else:
             low = worth
@@ -858,7 +869,7 @@ def look(j, supply, demand, prices, free, theta, rho, has_limits, work, out, ris
             if demand.pause_cost[j] == 0.0 and demand.again[j] == 0.0:
                 # a pause is free: the cheapest seconds are the answer, unless they lie in too many or too short parts
                 best = _take_cheapest(supply, demand, j, row, c, kw, ready, run, a, n, here, fixed, dearest, best, work, out)
-                if best <= least + fixed + 1e-9 * abs(best):
+                if best < INF and best <= least + fixed + 1e-9 * abs(best):
                     continue
             usual = _usual_length(work.length, n)
             if usual > 0.0:
@@ -876,11 +887,11 @@ def look(j, supply, demand, prices, free, theta, rho, has_limits, work, out, ris
                 if lacks > SLACK:
                     for k in range(n):
                         work.under[k] = work.best[k]
-                    if _extend(demand, j, n, lacks, work):
-                        best = _take_runs(supply, demand, j, row, c, kw, ready, run, a, n, here, fixed, moving, best, work, out)
+                if lacks <= SLACK or _extend(demand, j, n, lacks, work):
+                    best = _take_runs(supply, demand, j, row, c, kw, ready, run, a, n, here, fixed, moving, best, work, out)
+                least = score + fixed + moving
+                if theta < 0.0 or best <= least + 1e-2 * abs(least):
                     continue
-                best = _take_runs(supply, demand, j, row, c, kw, ready, run, a, n, here, fixed, moving, best, work, out)
-                continue
             score, _, _, _, lacks = _runs_of(
                 demand, j, row, run, n, demand.pause_cost[j], demand.again[j], -INF, 24, False, work
             )
@@ -1099,7 +1110,7 @@ def _take_cheapest(supply, demand, j, row, c, kw, ready, run, a, n, here, fixed,
             e += 1
             if e - 1 == part:
                 if e - 1 == i and e < n and work.best[e] and not (here and i == 0):
-                    begin = end - left  # it leads on into the next slot
+                    return best  # it would begin within a slot
                 else:
                     end += left - work.length[e - 1]
                     break  # what comes after is a run of its own

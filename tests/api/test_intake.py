@@ -5,6 +5,7 @@ import socket
 
 import pytest
 
+from dispatcher.api import auth
 from dispatcher.api.intake import Express
 from dispatcher.errors import StoreUnavailable
 from tests.api.fake import FakeServices, Server
@@ -21,6 +22,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
         submit(self, loop, body, answer)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Express, "submit", noted)
+    monkeypatch.setattr(auth, "REMEMBER_S", 600.0)  # on a slow machine tokens must not grow old within a test
     return bodies
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -44,6 +45,10 @@ def child_environment(gpus: SimGpus, visible: str | None = None, **more: str) ->
     return env if visible is None else env | {"CUDA_VISIBLE_DEVICES": visible}
 
 
+def _interruptible() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @contextlib.contextmanager
 def working(
     gpus: SimGpus,
@@ -56,7 +61,9 @@ def working(
 ) -> "Iterator[subprocess.Popen[str]]":
     """A process that works on the GPUs; returns once it is attached, and kills it at the end if it still runs."""
     argv = [sys.executable, str(WORKLOAD), f"--work-s={work_s}", f"--intensity={intensity}", *arguments]
-    with subprocess.Popen(argv, env=child_environment(gpus, visible, **env), stdout=subprocess.PIPE, text=True) as process:
+    surroundings = child_environment(gpus, visible, **env)
+    # Whoever runs the tests in the background of a shell has interrupts ignored, and children inherit that.
+    with subprocess.Popen(argv, env=surroundings, stdout=subprocess.PIPE, text=True, preexec_fn=_interruptible) as process:
         try:
             stdout: Any = process.stdout
             if not stdout.readline().startswith("working"):
