@@ -205,7 +205,9 @@ def test_a_job_is_placed_metered_capped_and_given_its_power_back(short_tmp: Path
 
             def measured() -> dict[str, Any] | None:
                 found = energy(plane, first, last, region="north")
-                return found if not found["gaps"] and found["intervals"][-1]["covered"] >= 0.99 else None
+                # each node sends its own minute, and the sum is of those that have come
+                whole = all(one["gpus"] == len(watch.seen) and one["covered"] >= 0.99 for one in found["intervals"])
+                return found if whole and not found["gaps"] else None
 
             found: Any = wait_until(measured, 30, f"the rows of every minute: {energy(plane, first, last)}")
             total, true_wh = found["total"], watch.drawn_wh(first, last)
