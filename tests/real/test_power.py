@@ -228,7 +228,7 @@ def test_a_job_is_placed_metered_capped_and_given_its_power_back(short_tmp: Path
                 seen = [watch.seen[uuid] for uuid in where[job_id]]
                 drawn_j = sum(one.went[pid] - one.came[pid] for one in seen for pid in one.came if pid in one.went)
                 print(f"{job_id}: {job['energy_kwh'] * 1000:.3f} Wh booked, {drawn_j / 3600:.3f} Wh by its GPUs' counters")
-                # Who is on a GPU is looked at each second, and where looks are missed for some: what lies near an edge may be another's.
+                # Who is on a GPU is looked at each second or less often: a job's first and last seconds may be another's.
                 assert abs(job["energy_kwh"] * 3.6e6 - drawn_j) <= 6.0 * 380.0 * len(seen)
             joined.kill()
             joined.wait(20)
