@@ -90,15 +90,19 @@ def metered_seconds(rows: Iterable[EnergyRow]) -> float:
     return min(float(length), alone + shared)
 
 
-def _covered_cells(rows: Iterable[EnergyRow], start_s: float, end_s: float) -> dict[Gpu, dict[int, float]]:
-    """Measured seconds by GPU and minute of ``[start_s, end_s)``. A longer interval counts evenly in each of its minutes."""
+def _covered_cells(rows: Iterable[EnergyRow], job_id: str, start_s: float, end_s: float) -> dict[Gpu, dict[int, float]]:
+    """Measured seconds by GPU and minute of ``[start_s, end_s)``, in which ``job_id`` ran. What was measured for it was
+    measured in that time; an interval's other seconds lie evenly in the rest of it, and all of them evenly in its minutes."""
     intervals: dict[tuple[Gpu, int, int], list[EnergyRow]] = defaultdict(list)
     for row in rows:
         if row.end_s > start_s and row.start_s < end_s:
             intervals[row.gpu, row.start_s, row.end_s].append(row)
     found: dict[Gpu, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     for (gpu, first_s, last_s), parts in intervals.items():
-        share = metered_seconds(parts) / (last_s - first_s)
+        within_s = min(last_s, end_s) - max(first_s, start_s)
+        own_s = min(metered_seconds(row for row in parts if row.job_id == job_id), within_s)
+        rest_s, left_s = metered_seconds(parts) - own_s, last_s - first_s - own_s
+        share = (own_s + (min(1.0, rest_s / left_s) * (within_s - own_s) if left_s > 0 else 0.0)) / within_s
         cell = first_s - first_s % _MINUTE
         while cell < last_s:
             overlap_s = min(cell + _MINUTE, last_s, end_s) - max(cell, first_s, start_s)
@@ -134,7 +138,7 @@ def job_energy(
     if not own:
         return None
     start_s, end_s = start.timestamp(), end.timestamp()
-    cells = _covered_cells(around, start_s, end_s)
+    cells = _covered_cells(around, own[0].job_id, start_s, end_s)
     wanted = _gpus(len({row.gpu for row in own}), gpus)
     by_minute: dict[int, float] = defaultdict(float)
     for minutes in cells.values():

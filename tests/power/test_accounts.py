@@ -46,6 +46,14 @@ def test_a_run_that_was_measured_is_the_sum_of_its_rows() -> None:
     assert found.slices[3].start == at(180) and found.slices[3].energy_kwh == pytest.approx(0.006)
 
 
+def test_what_was_measured_for_a_job_was_measured_while_it_ran() -> None:
+    # the meter was first read 20 s into the minute, the job ran from second 25 on and came to the GPU 2 s later
+    own = row(energy_wh=3.3, seconds=33.0)
+    idle = row(job_id="", line="idle", energy_wh=0.1, idle_wh=None, seconds=7.0)
+    found = energy([own], 25.0, 60.0, around=[own, idle])
+    assert (found.basis, found.modelled_kwh) == ("measured", 0.0) and found.energy_kwh == pytest.approx(0.0033)
+
+
 def test_a_gap_is_modelled_and_said() -> None:
     found = energy([row(n) for n in range(10) if n not in (4, 5, 6)], 0, 600)
     assert found.basis == "partly measured" and found.covered == pytest.approx(0.7)

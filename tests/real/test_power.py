@@ -219,17 +219,20 @@ def test_a_job_is_placed_metered_capped_and_given_its_power_back(short_tmp: Path
             assert total["unattributed_wh"] <= 0.01 * total["energy_wh"]
 
             for job_id in ended:
-
-                def booked(job_id: str = job_id) -> dict[str, Any] | None:
-                    job = plane.job(job_id)
-                    return job if job["energy_basis"] == "simulated" else None
-
-                job: Any = wait_until(booked, 40, f"the energy of {job_id}")
                 seen = [watch.seen[uuid] for uuid in where[job_id]]
                 drawn_j = sum(one.went[pid] - one.came[pid] for one in seen for pid in one.came if pid in one.went)
-                print(f"{job_id}: {job['energy_kwh'] * 1000:.3f} Wh booked, {drawn_j / 3600:.3f} Wh by its GPUs' counters")
-                # Who is on a GPU is looked at each second or less often: a job's first and last seconds may be another's.
-                assert abs(job["energy_kwh"] * 3.6e6 - drawn_j) <= 6.0 * 380.0 * len(seen)
+
+                def booked(job_id: str = job_id, drawn_j: float = drawn_j, gpus: int = len(seen)) -> bool:
+                    # At its end what was not told yet is modelled; it is booked again once the rows of its last minute came.
+                    # Who is on a GPU is looked at each second, so a job's first and last second may be another's in part.
+                    job = plane.job(job_id)
+                    right = (
+                        job["energy_basis"] == "simulated" and abs(job["energy_kwh"] * 3.6e6 - drawn_j) <= 2.2 * 380.0 * gpus
+                    )
+                    print(f"{job_id}: {job['energy_kwh'] * 1000:.3f} Wh booked, {drawn_j / 3600:.3f} Wh by its GPUs' counters")
+                    return right
+
+                wait_until(booked, 60, f"the energy of {job_id}")
             joined.kill()
             joined.wait(20)
 
