@@ -184,10 +184,9 @@ def meet_limit(room: Room, here: Sequence[JobView], world: World, acted: Iterabl
         if freezes(job):
             if excess_w <= 0 or _gives_w(room, job) <= 0:
                 continue  # a frozen job keeps its GPUs
-            actions.append(Freeze(job.id, f"{why}: {frozen_for(job, world.now)}"))
         else:
             excess_gpus -= job.flex.gpus
-            actions.append(AskCheckpoint(job.id, f"{why}: asked to pause"))
+        actions.append(_give_way(job, why, world))
         excess_w -= _gives_w(room, job)
     if limited and excess_w > 0:
         fixed = [job for job in here if not leaving(job) and not pausable_now(job) and not freezes(job)]

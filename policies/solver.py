@@ -212,17 +212,9 @@ class Solver:
 
     def _respond_one(self, one: Ints) -> None:
         core.respond(
-            one,
-            self.supply,
-            self.demand,
-            self.prices,
-            self.has_team,
-            CAREFUL,
-            *self._use[0],
-            self.value,
-            self.worth,
+            one, self.supply, self.demand, self.prices, self.has_team, CAREFUL, *self._use[0], self.value, self.worth,
             self.spaces[0],
-        )
+        )  # fmt: skip
 
     def _respond(self, parts: Sequence[Ints], demand: core.Demand, prices: core.Prices, steps: int = 6) -> None:
         use = getattr(self, "_use", None) or [
@@ -387,11 +379,16 @@ class Solver:
                 np.maximum(table - rho * by * np.where(by > 0.0, there, 0.0), 0.0, out=table)
         return self._keep(self.placed)
 
+    def _by_size(self) -> Floats:
+        """Each job's place in the order of size, the largest first, as a share of all."""
+        rank = np.empty(self.jobs)
+        rank[np.argsort(-self.area, kind="stable")] = np.arange(self.jobs) / max(self.jobs, 1)
+        return rank
+
     def _keep(self, wanted: core.Placed) -> int:
         """Make a plan of what each job wants, the larger jobs first; those that do not fit take what is free. Done a few times,
         each time with those first that found no room; the best is kept. How many found no room."""
-        rank = np.empty(self.jobs)
-        rank[np.argsort(-self.area, kind="stable")] = np.arange(self.jobs) / max(self.jobs, 1)
+        rank = self._by_size()
         best, kept, idle = np.inf, (self.placed, self.free), 0
         while idle < KEEP:
             self.empty()
@@ -444,11 +441,10 @@ class Solver:
     def plan(self, rounds: int, passes: int, sweeps: int) -> None:
         """Make the plan ``rounds`` times anew by placing jobs one by one, each time first those that found no room or are far
         from their best, and once by haggling in so many ``passes``; then improve the best of them ``sweeps`` times."""
-        rank = np.empty(self.jobs)
-        rank[np.argsort(-self.area, kind="stable")] = np.arange(self.jobs) / max(self.jobs, 1)
+        rank = self._by_size()
         ahead = np.zeros(self.jobs)
         best, kept = np.inf, None
-        for number in range(rounds + (passes > 0)):
+        for number in range(rounds + 1):
             order = np.argsort(rank - ahead, kind="stable")
             left_out = self.place_at_pace(order) if number < rounds else self.settle(passes)
             nowhere, regret = self.placed.lane == core.NOWHERE, np.maximum(self.regret(), 0.0)

@@ -261,6 +261,12 @@ def _cheapest(rate, length, order, n, need):  # type: ignore[no-untyped-def]
     return low + 1, cost, rate[order[low]]
 
 
+@compiled
+def _meter_w(supply, demand, j, row, cap):  # type: ignore[no-untyped-def]
+    """What job ``j`` draws in a lane under a cap, W at the meter."""
+    return demand.kw[j] * demand.draw[j, row] * demand.cap_draw[cap] * 1000.0 * supply.pue[row]
+
+
 # --- prices -----------------------------------------------------------------------------------------------------------
 
 
@@ -281,11 +287,11 @@ def _usual_length(length, n):  # type: ignore[no-untyped-def]
 @compiled
 def _counted_runs(demand, j, row, run, n, pause, again, length, energy, whole_only, to_place, work):  # type: ignore[no-untyped-def]
     """The best of ``_counted`` with and without the window's first and last slot, where they are shorter than the others; with
-    ``whole_only`` these are left out. The same figures, and the runs in ``work.best``."""
+    ``whole_only`` these are left out. The same figure, and the runs in ``work.best``."""
     free_first, free_last = work.free[0], work.free[n - 1]
     short_first = length - work.length[0] if work.length[0] < length - SLACK else 0.0
     short_last = length - work.length[n - 1] if n > 1 and work.length[n - 1] < length - SLACK else 0.0
-    best, slots = INF, 0
+    best = INF
     for with_first in range(2):
         if with_first == 1 and (whole_only or short_first == 0.0 or not free_first):
             continue
@@ -295,28 +301,28 @@ def _counted_runs(demand, j, row, run, n, pause, again, length, energy, whole_on
             work.free[0] = free_first and (short_first == 0.0 or with_first == 1)
             work.free[n - 1] = (free_last if n > 1 else work.free[0]) and (short_last == 0.0 or with_last == 1)
             held = run + with_first * short_first + with_last * short_last
-            total, taken = _counted(
+            total = _counted(
                 demand, j, row, run, held, n, pause, again, length, energy, with_first == 1, with_last == 1, to_place, work
             )
             if np.isnan(total):
                 work.free[0], work.free[n - 1] = free_first, free_last
-                return total, 0
+                return total
             if total < best:
-                best, slots = total, taken
+                best = total
                 for t in range(n):
                     work.under[t] = work.chosen[t]
     work.free[0], work.free[n - 1] = free_first, free_last
     for t in range(n):
         work.best[t] = work.under[t]
-    return best, slots
+    return best
 
 
 @compiled
 def _counted(  # type: ignore[no-untyped-def]
     demand, j, row, run, held, n, pause, again, length, energy, with_first, with_last, to_place, work
 ):
-    """The best runs in the free slots of a window by counting their slots, in ``work.chosen``: (the least they can cost, how
-    many slots that takes); (NAN, 0) where counting does not apply, (INF, 0) where there are none.
+    """The best runs in the free slots of a window by counting their slots, in ``work.chosen``: the least they can cost;
+    NAN where counting does not apply, INF where there are none.
 
     ``held`` is what slots of ``length`` seconds must hold: ``run`` and what the first and the last lack, which are taken with
     ``with_first`` and ``with_last``. The time that resumes take is let pass, so the figure is a lower bound. ``work.rate`` is
@@ -326,16 +332,16 @@ def _counted(  # type: ignore[no-untyped-def]
     """
     need = int(np.ceil(held / length - 1e-9))
     if n < need:
-        return INF, 0
+        return INF
     if (n + 1) * (need + 1) > MAX_CELLS:
-        return np.nan, 0
+        return np.nan
     chunk = min(demand.chunk[j], run)
     least = max(1, int(np.ceil(chunk / length - 1e-9)) if to_place else int(np.floor(chunk / length + 1e-9)))
     for runs in range(2, MAX_RUNS + 1):
         # shortest runs only, which together take more slots than are needed and could not do with less
         odd = runs * least > need and (runs * least - need) % least != 0
         if odd and runs * chunk <= run + again * (runs - 1) + SLACK:
-            return np.nan, 0
+            return np.nan
     cut = need * length - held
     here = demand.here[j] == row
     wide = need + 1
@@ -355,7 +361,7 @@ def _counted(  # type: ignore[no-untyped-def]
             if seconds < chunk - SLACK:
                 work.needs[s] = e + 1 if e < n and work.free[e] and seconds + work.length[e] >= chunk - SLACK else 0
     if low == INF:
-        return INF, 0
+        return INF
     dear = pause + again * max(low, 0.0)
     work.value[0] = 0.0
     for t in range(n):
@@ -423,7 +429,7 @@ def _counted(  # type: ignore[no-untyped-def]
     flag = 1 if work.off_at[n * wide * 2 + 2 * need + 1] < work.off_at[n * wide * 2 + 2 * need] else 0
     total = work.off_at[n * wide * 2 + 2 * need + flag]
     if total == INF:
-        return INF, 0
+        return INF
     t, running = n, False
     while t > 0 and k > 0:
         at = t * wide * 2 + 2 * k + flag
@@ -445,7 +451,7 @@ def _counted(  # type: ignore[no-untyped-def]
             work.chosen[i] = True
         t -= long
         k -= long
-    return total, need
+    return total
 
 
 @compiled
@@ -518,7 +524,7 @@ def respond(jobs, supply, demand, prices, has_team, steps, gpu_use, watt_use, st
                         for i in range(n):
                             t = a + i
                             work.gain[i] = kw * supply.energy[row, t] / (edges[t + 1] - edges[t])
-                        total, _ = _counted_runs(
+                        total = _counted_runs(
                             demand, j, row, run, n, 0.0, demand.again[j], usual, work.gain, steps < CAREFUL, False, work
                         )
                     else:
@@ -583,7 +589,7 @@ def respond(jobs, supply, demand, prices, has_team, steps, gpu_use, watt_use, st
         worth[j] = worth_here
         if lane == NOWHERE:
             continue
-        w = demand.kw[j] * demand.draw[j, lane] * demand.cap_draw[cap] * 1000.0 * supply.pue[lane]
+        w = _meter_w(supply, demand, j, lane, cap)
         for i in range(kept if kept > 0 else stop - first):
             t = keep[i] if kept > 0 else first + i
             gpu_use[lane, t] += g * share
@@ -875,7 +881,7 @@ def look(j, supply, demand, prices, free, theta, rho, has_limits, work, out, ris
             if usual > 0.0:
                 for i in range(n):
                     work.gain[i] = kw * supply.energy[row, a + i] / (edges[a + i + 1] - edges[a + i])
-                score, _ = _counted_runs(
+                score = _counted_runs(
                     demand, j, row, run, n, demand.pause_cost[j], demand.again[j], usual, work.gain, theta < 0.0, True, work
                 )
                 if score + fixed + moving >= best:
@@ -1135,7 +1141,7 @@ def occupy(j, supply, demand, free, placed, sign):  # type: ignore[no-untyped-de
     if row == NOWHERE:
         return
     g, team, r = demand.gpus[j], demand.team[j], supply.region[row]
-    w = demand.kw[j] * demand.draw[j, row] * demand.cap_draw[placed.cap[j]] * 1000.0 * supply.pue[row]
+    w = _meter_w(supply, demand, j, row, placed.cap[j])
     for k in range(placed.runs[j]):
         for t in range(placed.first[j, k], placed.stop[j, k]):
             free.gpus[row, t] -= sign * g
@@ -1172,7 +1178,7 @@ def put(j, supply, demand, prices, found, placed):  # type: ignore[no-untyped-de
         placed.first[j, k] = found.first[k]
         placed.stop[j, k] = found.stop[k]
     row, g, team = found.what[0], demand.gpus[j], demand.team[j]
-    w = demand.kw[j] * demand.draw[j, row] * demand.cap_draw[found.what[1]] * 1000.0 * supply.pue[row]
+    w = _meter_w(supply, demand, j, row, found.what[1])
     load = 0.0
     for k in range(found.what[2]):
         for t in range(found.first[k], found.stop[k]):
@@ -1189,7 +1195,7 @@ def weigh(supply, demand, prices, placed):  # type: ignore[no-untyped-def]
         if row == NOWHERE:
             continue
         g, team = demand.gpus[j], demand.team[j]
-        w = demand.kw[j] * demand.draw[j, row] * demand.cap_draw[placed.cap[j]] * 1000.0 * supply.pue[row]
+        w = _meter_w(supply, demand, j, row, placed.cap[j])
         for k in range(placed.runs[j]):
             for t in range(placed.first[j, k], placed.stop[j, k]):
                 placed.load[j] += (
@@ -1231,7 +1237,7 @@ def place_each(jobs, supply, demand, prices, free, placed, theta, has_limits, wo
 def _crowding(j, supply, demand, prices, rise, free, placed, rho, has_limits):  # type: ignore[no-untyped-def]
     """What the room of ``j`` is worth where it is, at prices that rise with what all others take there (see ``look``)."""
     row, g, team = placed.lane[j], demand.gpus[j], demand.team[j]
-    w = demand.kw[j] * demand.draw[j, row] * demand.cap_draw[placed.cap[j]] * 1000.0 * supply.pue[row]
+    w = _meter_w(supply, demand, j, row, placed.cap[j])
     total = 0.0
     for k in range(placed.runs[j]):
         for t in range(placed.first[j, k], placed.stop[j, k]):
@@ -1243,8 +1249,7 @@ def _crowding(j, supply, demand, prices, rise, free, placed, rho, has_limits):  
 def settle_each(jobs, turn, supply, demand, prices, rise, free, placed, rho, has_limits, work, out):  # type: ignore[no-untyped-def]
     """Let ``jobs`` choose anew one after the other, each where it pays least at prices that rise with what the others take;
     limits may be broken. One that pays no more than when it chose looks again in every third ``turn`` only. ``placed.load``
-    holds what each paid for its room. Returns how many moved."""
-    moved = 0
+    holds what each paid for its room."""
     for j in jobs:
         occupy(j, supply, demand, free, placed, -1)
         if placed.lane[j] != NOWHERE and (j + turn) % 3 != 0:
@@ -1252,14 +1257,11 @@ def settle_each(jobs, turn, supply, demand, prices, rise, free, placed, rho, has
             if pays <= placed.load[j] + 1e-3 * abs(placed.cost[j]):
                 occupy(j, supply, demand, free, placed, 1)
                 continue
-        lane, begin = placed.lane[j], placed.begin[j, 0]
         look(j, supply, demand, prices, free, -1.0, rho, has_limits, work, out, rise)
         put(j, supply, demand, prices, out, placed)
         if placed.lane[j] != NOWHERE:
             placed.load[j] = _crowding(j, supply, demand, prices, rise, free, placed, rho, has_limits)
         occupy(j, supply, demand, free, placed, 1)
-        moved += placed.lane[j] != lane or placed.begin[j, 0] != begin
-    return moved
 
 
 @compiled
@@ -1270,7 +1272,7 @@ def keep_each(jobs, old, supply, demand, prices, free, placed, has_limits, work,
         row, fits = old.lane[j], old.lane[j] != NOWHERE
         g, team = demand.gpus[j], demand.team[j]
         if fits:
-            w = demand.kw[j] * demand.draw[j, row] * demand.cap_draw[old.cap[j]] * 1000.0 * supply.pue[row]
+            w = _meter_w(supply, demand, j, row, old.cap[j])
             for k in range(old.runs[j]):
                 for t in range(old.first[j, k], old.stop[j, k]):
                     fits = fits and _fits(supply, free, row, t, g, w, team)
@@ -1353,7 +1355,7 @@ def _victim(j, supply, demand, free, placed, row, t, scope):  # type: ignore[no-
             if short_g > SLACK and m == row:
                 part = min(part, demand.gpus[v] / short_g)
             if short_w > SLACK:
-                w = demand.kw[v] * demand.draw[v, m] * demand.cap_draw[placed.cap[v]] * 1000.0 * supply.pue[m]
+                w = _meter_w(supply, demand, v, m, placed.cap[v])
                 part = min(part, w / short_w)
             if part <= 0.0:
                 continue
@@ -1362,6 +1364,17 @@ def _victim(j, supply, demand, free, placed, row, t, scope):  # type: ignore[no-
             if loss < best:
                 best, victim = loss, v
     return victim
+
+
+@compiled
+def _put_back(jobs, count, supply, demand, free, placed, undo):  # type: ignore[no-untyped-def]
+    """Have the first ``count`` of ``jobs`` where ``undo`` holds them."""
+    for i in range(count):
+        occupy(jobs[i], supply, demand, free, placed, -1)
+        placed.lane[jobs[i]] = NOWHERE
+    for i in range(count):
+        copy_place(i, undo, jobs[i], placed)
+        occupy(jobs[i], supply, demand, free, placed, 1)
 
 
 @compiled
@@ -1446,12 +1459,7 @@ def make_room(j, supply, demand, prices, free, placed, rho, has_limits, most, wo
             break
     if not failed and delta < -1e-9:
         return -delta
-    for i in range(count):
-        occupy(touched[i], supply, demand, free, placed, -1)
-        placed.lane[touched[i]] = NOWHERE
-    for i in range(count):
-        copy_place(i, undo, touched[i], placed)
-        occupy(touched[i], supply, demand, free, placed, 1)
+    _put_back(touched, count, supply, demand, free, placed, undo)
     return 0.0
 
 
@@ -1564,10 +1572,5 @@ def anneal(  # type: ignore[no-untyped-def]
                 for j in alive:
                     copy_place(j, placed, j, best)
             continue
-        for i in range(count):
-            occupy(chosen[i], supply, demand, free, placed, -1)
-            placed.lane[chosen[i]] = NOWHERE
-        for i in range(count):
-            copy_place(i, undo, chosen[i], placed)
-            occupy(chosen[i], supply, demand, free, placed, 1)
+        _put_back(chosen, count, supply, demand, free, placed, undo)
     return -least, -now

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from .cap_worker import CapState, GpuWorker
 from .devices import DeviceInfo, Devices
+from .lease_terms import SetCap
 from .leases import BadLease, Clock, Lease, LeaseBook, LeaseError
 
 __all__ = ["CapOrders", "CapResult", "CapState", "Enforcer", "SetCap"]
@@ -21,20 +22,6 @@ APPLY_S = 2.0  # how long `apply` waits for the driver; what is not enforced by 
 STEP_WAIT_S = 0.25
 STALE_S = 1.5  # a GPU's own thread looks each second; only one that is late is woken
 ALARM_S = 60.0  # how long a drift that was put right is told
-
-
-@dataclass(frozen=True)
-class SetCap:
-    """One cap to set or renew. `ttl_s` counts from now; None stands until released (events only)."""
-
-    lease_id: str
-    kind: str
-    uuid: str
-    limit_w: float
-    ttl_s: float | None
-    reason: str = ""
-    min_ok: bool = False
-    test: bool = False
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,21 @@ class HeldElsewhere(LeaseError):
     """Another agent on this machine holds the GPU, so this one leaves it alone."""
 
 
+@dataclass(frozen=True)
+class SetCap:
+    """One limit to hold or renew: ``ttl_s`` s from arrival, None until released (events only); ``min_ok`` allows less than half
+    the default limit."""
+
+    lease_id: str
+    kind: str
+    uuid: str
+    limit_w: float
+    ttl_s: float | None
+    reason: str = ""
+    min_ok: bool = False
+    test: bool = False
+
+
 class Clock:
     """The machine's clocks; tests put their own in its place."""
 

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any, Union
 
+from .lease_terms import SetCap
+
 #: Raised when a frame of one side would mean something else to the other.
 PROTOCOL = 1
 #: Longest frame, bytes of UTF-8; both sides refuse longer ones.
@@ -30,20 +32,6 @@ Frame = dict[str, Any]
 
 class BadFrame(ValueError):
     """A frame that means nothing; the message names the field, its value and what would be right."""
-
-
-@dataclass(frozen=True)
-class SetCap:
-    """One limit to hold: ``ttl_s`` s from arrival, None until released; ``min_ok`` allows less than half the default limit."""
-
-    lease_id: str
-    kind: str
-    uuid: str
-    limit_w: float
-    ttl_s: float | None
-    reason: str
-    min_ok: bool = False
-    test: bool = False
 
 
 @dataclass(frozen=True)

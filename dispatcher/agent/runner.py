@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Optional
 
-from .caps import CapOrders, CapState, Enforcer, SetCap
+from .caps import CapOrders, CapState, Enforcer
 from .channel import Channel
 from .devices import DeviceError, DeviceInfo, Devices, NoGpus, Reading
 from .freezing import Freezer, FreezeRefused
@@ -448,11 +448,7 @@ class Agent:
         if enforcer is None:
             asked = [cap.lease_id for cap in orders.set] + list(orders.release)
             return [{"lease_id": lease_id, "ok": False, "enforced_w": None, "took_s": 0.0, "error": why} for lease_id in asked]
-        caps = [
-            SetCap(one.lease_id, one.kind, one.uuid, one.limit_w, one.ttl_s, one.reason, one.min_ok, one.test)
-            for one in orders.set
-        ]
-        return [vars(result) for result in enforcer.apply(CapOrders(orders.epoch, caps, orders.release))]
+        return [vars(result) for result in enforcer.apply(CapOrders(orders.epoch, orders.set, orders.release))]
 
     def _freeze_or_thaw(self, order: Freeze | Thaw) -> Frame:
         try:

@@ -229,29 +229,10 @@ class AgentNodeRow(SQLModel, table=True):
     last_seen_at: datetime = _time()
 
 
-def _line_check() -> str:
-    lines = ", ".join(f"'{line}'" for line in ENERGY_LINES)
-    return f"line IN ({lines}) AND (line = 'job') = (job_id <> '')"
-
-
-class EnergyMinuteRow(SQLModel, table=True):
-    """What one GPU drew in one minute, as far as it belongs to one job, to nobody (``idle``) or to nobody known
-    (``unattributed``). Times are whole seconds since 1970; ``job_id`` is empty where there is none, since a key has no NULL;
-    ``seconds`` is how much of the interval was measured; ``idle_wh`` is the part of ``energy_wh`` drawn by a job that sat idle
-    (NULL: not known). The key counts a row once, however often an agent sends it."""
-
-    __tablename__ = "energy_minute"
-    __table_args__ = (
-        CheckConstraint(_line_check(), name="ck_energy_minute_line"),
-        Index(
-            "ix_energy_minute_job",
-            "job_id",
-            "start_s",
-            sqlite_where=text("job_id <> ''"),
-            postgresql_where=text("job_id <> ''"),
-        ),
-        Index("ix_energy_minute_region", "region", "start_s"),
-    )
+class _EnergyColumns(SQLModel):
+    """What rows of energy say, of whatever interval. Times are whole seconds since 1970; ``job_id`` is empty where there is
+    none, since a key has no NULL; ``seconds`` is how much of the interval was measured; ``idle_wh`` is the part of
+    ``energy_wh`` drawn by a job that sat idle (NULL: not known)."""
 
     node_id: str = Field(primary_key=True)
     uuid: str = Field(primary_key=True)
@@ -268,36 +249,31 @@ class EnergyMinuteRow(SQLModel, table=True):
     simulated: bool
 
 
-class EnergyHourRow(SQLModel, table=True):
+def _energy_table(name: str) -> tuple[CheckConstraint | Index, ...]:
+    """The rules and indexes of a table of energy."""
+    lines = ", ".join(f"'{line}'" for line in ENERGY_LINES)
+    has_job = text("job_id <> ''")
+    return (
+        CheckConstraint(f"line IN ({lines}) AND (line = 'job') = (job_id <> '')", name=f"ck_{name}_line"),
+        Index(f"ix_{name}_job", "job_id", "start_s", sqlite_where=has_job, postgresql_where=has_job),
+        Index(f"ix_{name}_region", "region", "start_s"),
+    )
+
+
+class EnergyMinuteRow(_EnergyColumns, table=True):
+    """What one GPU drew in one minute, as far as it belongs to one job, to nobody (``idle``) or to nobody known
+    (``unattributed``). The key counts a row once, however often an agent sends it."""
+
+    __tablename__ = "energy_minute"
+    __table_args__ = _energy_table("energy_minute")
+
+
+class EnergyHourRow(_EnergyColumns, table=True):
     """Sums of minutes that are complete, by hour of UTC. ``quality`` is the worst of them; ``seconds`` of those who shared a
     GPU are divided among them (``split`` is then "summed"), so that they add up to what its meter was read."""
 
     __tablename__ = "energy_hour"
-    __table_args__ = (
-        CheckConstraint(_line_check(), name="ck_energy_hour_line"),
-        Index(
-            "ix_energy_hour_job",
-            "job_id",
-            "start_s",
-            sqlite_where=text("job_id <> ''"),
-            postgresql_where=text("job_id <> ''"),
-        ),
-        Index("ix_energy_hour_region", "region", "start_s"),
-    )
-
-    node_id: str = Field(primary_key=True)
-    uuid: str = Field(primary_key=True)
-    start_s: int = Field(primary_key=True, sa_type=BigInteger, sa_column_kwargs={"autoincrement": False})
-    job_id: str = Field(primary_key=True)
-    line: str = Field(primary_key=True)
-    end_s: int = Field(sa_type=BigInteger)
-    region: str
-    energy_wh: float
-    idle_wh: float | None = None
-    seconds: float
-    quality: str
-    split: str
-    simulated: bool
+    __table_args__ = _energy_table("energy_hour")
 
 
 class MeterReadingRow(SQLModel, table=True):

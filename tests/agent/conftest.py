@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.api.conftest import server, services  # noqa: F401 - the API that agents talk to
+
 
 @pytest.fixture
 def started() -> Iterator[Callable[..., "subprocess.Popen[bytes]"]]:

@@ -5,7 +5,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,17 +70,6 @@ class Node:
 
     def __exit__(self, *_: object) -> None:
         self.channel.stop()
-
-
-@pytest.fixture
-def services(tmp_path: Path) -> FakeServices:
-    return FakeServices(tmp_path)
-
-
-@pytest.fixture
-def server(services: FakeServices) -> Iterator[Server]:
-    with Server(services) as running:
-        yield running
 
 
 def order(reason: str = "night", node_id: str = "n1") -> CapOrder:

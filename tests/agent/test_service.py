@@ -33,17 +33,6 @@ def gpus(tmp_path: Path) -> SimGpus:
     return SimGpus.create(tmp_path / "simgpu", 1)
 
 
-@pytest.fixture
-def services(tmp_path: Path) -> FakeServices:
-    return FakeServices(tmp_path)
-
-
-@pytest.fixture
-def server(services: FakeServices) -> Iterator[Server]:
-    with Server(services) as running:
-        yield running
-
-
 def settings(folder: Path) -> Settings:
     return Settings("http://127.0.0.1:1", "north", "secret", folder / "state", "n1", "h1", "rack-1")
 
