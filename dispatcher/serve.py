@@ -388,7 +388,8 @@ def run(config: Config, *, on_ready: Callable[[], None] = lambda: None) -> int:
         control.loops.append(Loop("agents", 1.0, hub.sweep))
         control.alarm_sources.append(hub.alarms)
         control.alarm_sources.append(caps.alarms)
-        deployers = make_deployers(config, store, packages, control, agent_tokens(secret))
+        agent_token = agent_tokens(secret)
+        deployers = make_deployers(config, store, packages, control, agent_token)
         control.loops += [Loop(f"agents of {name}", LOOK_S, one.deploy) for name, one in deployers.items()]
         control.alarm_sources.append(lambda _: troubles(deployers))
         control.loops.append(Loop("fleet", 5.0, fleet.keep))
@@ -419,7 +420,7 @@ def run(config: Config, *, on_ready: Callable[[], None] = lambda: None) -> int:
             meters=meters,
             energy=energy,
             fleet=fleet,
-            agent_token=agent_tokens(secret),
+            agent_token=agent_token,
         )
         # What lives as long as the process need not be looked at again and again; the rest is looked at less often than by
         # default, since each look walks through every job in memory.
