@@ -1,0 +1,228 @@
+"""The report as a whole: its verdict and words, and that its CSV carries every figure of power."""
+
+import csv
+import io
+import json
+import re
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dispatcher.verification.baselines import Baseline, counterfactual, firm_service_level, meter_before
+from dispatcher.verification.drawings import require
+from dispatcher.verification.export import CSV_COLUMNS
+from dispatcher.verification.like_days import Calendar
+from dispatcher.verification.obligations import Segment, Version
+from dispatcher.verification.programme import Programme
+from dispatcher.verification.report import EventFacts, EventReport, TierCost, event_report, to_csv, to_json
+from dispatcher.verification.report_html import page
+from dispatcher.verification.series import MeteredSeries
+from tests.verification.samples import DAY, at, flat, window, with_part
+
+BASE_W = 100_000.0
+EVENT = window(16, 18, notice=15.5)
+FACTS = EventFacts("peak-17", "utility", "frankfurt", EVENT, "evening peak")
+CALL = Segment(at(16), at(18), 70_000.0, ramp_s=600)
+METERED = with_part(with_part(flat(BASE_W), at(16), at(18), 60_000.0), at(18), at(18.5), 110_000.0)
+CALENDAR = Calendar("Europe/Berlin")
+NAN = float("nan")
+
+
+def baseline() -> Baseline:
+    return counterfactual(flat(BASE_W), EVENT, DAY, over=(at(0), at(24)), step_s=60)
+
+
+def report(metered: MeteredSeries = METERED, segment: Segment = CALL, facts: EventFacts = FACTS, **more: Any) -> EventReport:
+    given = more.pop("baseline", None) or baseline()
+    return event_report(facts, [Version(at(15.5), (segment,), "call")], metered, given, calendar=CALENDAR, **more)
+
+
+def test_an_event_that_was_met() -> None:
+    made = report()
+    assert made.verdict == "met"
+    assert made.headline == (
+        "The site drew 40.0 kW less than expected (40 %) for 2 h. It stayed within the limit in every minute."
+    )
+    assert made.net_event_kwh is not None and made.net_event_kwh.value == pytest.approx(80 - 5)
+    assert made.net_day_kwh is not None and made.net_day_kwh.value == pytest.approx(75)
+    assert made.net_day_kwh.coverage == pytest.approx(22 / 24)  # the day in Berlin began two hours before the series
+    assert "Afterwards the load rose to 10 % above its baseline." in made.caveats
+
+
+def test_one_bad_minute_misses_unless_a_share_is_required() -> None:
+    metered = with_part(METERED, at(17), at(17) + (at(1) - at(0)) / 60, 75_000.0)
+    made = report(metered)
+    assert made.verdict == "missed"
+    assert "in 109 of 110 minutes, and was over it by up to 5.0 kW." in made.headline
+    assert report(metered, required_share=0.95).verdict == "met"
+
+
+def test_a_gap_is_not_proven_whatever_else_was_good() -> None:
+    made = report(with_part(METERED, at(17), at(17.5), NAN))
+    assert made.verdict == "not proven"
+    assert "in every minute that was measured, 72.7 % of all" in made.headline
+    assert made.caveats[0].startswith("The meter covers 75 % of the event.")
+    assert report(flat(NAN)).verdict == "unknown"
+
+
+def test_a_commitment_is_judged_by_its_energy() -> None:
+    promise = Segment(at(16), at(18), committed_w=40_000.0)
+    assert report(segment=promise).verdict == "met"
+    assert report(segment=replace(promise, committed_w=40_001.0)).verdict == "missed"
+    assert "100 % of what it had promised" in report(segment=promise).headline
+
+
+def test_other_verdicts() -> None:
+    assert report(facts=replace(FACTS, opted_out="maintenance")).headline == "The site opted out: maintenance."
+    late = event_report(FACTS, [Version(at(18), (CALL,))], METERED, baseline(), calendar=CALENDAR)
+    assert late.verdict == "nothing owed"
+
+
+def test_a_firm_service_level_has_compliance_and_no_delivery() -> None:
+    made = report(baseline=firm_service_level(65_000))
+    assert made.verdict == "met"
+    assert made.delivered is None and made.aftermath is None
+    assert made.owed[0].limit_w == 65_000  # the stricter of the two
+    assert report(baseline=firm_service_level(55_000)).verdict == "missed"
+
+
+def test_caveats_are_said() -> None:
+    marked = replace(METERED, estimated=np.arange(len(METERED)) < 17 * 60, basis="GPUs times PUE")
+    made = report(
+        marked, facts=replace(FACTS, test=True, open_end=True), baseline=meter_before(marked, EVENT, over=(at(0), at(24)))
+    )
+    told = " ".join(made.caveats)
+    for words in (
+        "test event",
+        "no end yet",
+        "50 % of what is known is estimated",
+        "GPUs times PUE",
+        "up to 30 min",
+        "steepest rise",
+    ):
+        assert words in told
+    odd = report(segment=replace(CALL, ramp_s=30.0))
+    assert "within a slot of the meter" in " ".join(odd.caveats)
+
+
+def rows_of(made: EventReport) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(to_csv(made))))
+
+
+def test_figures_follow_from_the_csv() -> None:
+    metered = with_part(with_part(METERED, at(17), at(17.1), NAN), at(16.5), at(16.6), 80_000.0)
+    made = report(metered)
+    rows = rows_of(made)
+    assert tuple(rows[0]) == CSV_COLUMNS
+    assert (rows[0]["slot_start_utc"], rows[-1]["slot_start_utc"]) == ("2026-06-23T14:30:00+00:00", "2026-06-23T19:59:00+00:00")
+    kwh = 1 / 3_600_000
+
+    def total(name: str, condition: str) -> float:
+        return sum(
+            float(row[name]) * float(row["slot_s"]) * kwh for row in rows if row[condition] not in ("", "0") and row[name]
+        )
+
+    assert made.delivered is not None and made.aftermath is not None
+    assert total("delivered_w", "limit_w") == pytest.approx(made.delivered.energy_kwh.value)
+    judged = [row for row in rows if row["judged"] == "1"]
+    known = [row for row in judged if row["metered_w"]]
+    over = [max(0.0, float(row["metered_w"]) - float(row["limit_w"])) for row in known]
+    assert sum(over) * 60 * kwh == pytest.approx(made.tracking.over_cap_kwh)
+    one = next(one for one in made.compliance if one.window_s == 60)
+    assert (one.windows, one.measured, one.within) == (len(judged), len(known), sum(1 for value in over if value == 0))
+    squares = [(float(row["metered_w"]) - float(row["limit_w"])) ** 2 for row in known]
+    assert np.sqrt(np.mean(squares)) / (made.tracking.reference_w or 1) == pytest.approx(made.tracking.nrmse)
+    after = [row for row in rows if row["slot_start_utc"] >= "2026-06-23T18:00:00"]
+    back = sum(max(0.0, float(row["metered_w"]) - float(row["baseline_w"])) for row in after) * 60 * kwh
+    assert back == pytest.approx(made.aftermath.rebound_kwh.value)
+    gaps = [row for row in rows if row["quality"] == "missing"]
+    assert len(gaps) == 6 and all(row["metered_w"] == row["delivered_w"] == "" for row in gaps)
+
+
+def test_the_json_is_plain_and_complete() -> None:
+    made = report(
+        jobs=[TierCost("flex-2", 3, 60.0, 90.0, 0.1, 0.25, 0)],
+        programme=Programme("Peak", "EUR", per_kwh=2.0, notice_s=3600),
+        beside=[meter_before(METERED, EVENT), firm_service_level(65_000)],
+        refused=[("10-in-10", "too few days")],
+        worst_case_w=150_000,
+    )
+    plain = json.loads(json.dumps(to_json(made), allow_nan=False))
+    assert plain["schema"] == "gridshift.event-report/1"
+    assert plain["facts"]["window"]["start"] == "2026-06-23T16:00:00Z"
+    assert plain["delivered"]["energy_kwh"] == {"value": pytest.approx(80.0), "coverage": 1.0}
+    assert plain["delivered"]["least_kwh"] == pytest.approx(80.0)
+    assert plain["compliance"][0]["reason"] == "the meter's slots of 60 s are too coarse to tell"
+    assert plain["settlement"]["total"] == pytest.approx(120.0)  # 60 kWh implied by the limit, at 2 EUR
+    assert plain["settlement"]["breaches"] == ["notice was 30.0 min, the terms say 60.0 min"]
+    assert [one["energy_kwh"] for one in plain["beside"]] == [pytest.approx(80.0), None]
+    assert "Outside the programme's terms" in " ".join(plain["caveats"])
+
+
+def test_the_page_stands_alone_and_escapes_what_others_wrote() -> None:
+    require()
+    evil = replace(FACTS, event_id="<script>x</script>", reason="a & b", source='"><img src=x>')
+    html = page(
+        report(facts=evil, jobs=[TierCost("<b>", 1, 5.0, 6.0, 0.1, 0.05, 1)], programme=Programme("<i>", "EUR", per_kwh=1.0))
+    )
+    assert "<script" not in html and "<img" not in html and "<i>" not in html and "<b>&lt;" not in html
+    assert not re.findall(r'(?:src|href)="(?!data:|#)[^"]*"', html)
+    assert html.count("<svg") == 3
+    ids = re.findall(r' id="([^"]+)"', html)
+    assert len(ids) == len(set(ids))
+    assert "NaN" not in html and "nan" not in re.sub(r"base64,[^\"]*", "", html)
+
+
+@pytest.mark.parametrize(
+    "metered",
+    [
+        METERED,
+        flat(NAN),
+        with_part(METERED, at(18), at(24), NAN),
+        MeteredSeries(datetime(2026, 6, 23, 15, tzinfo=UTC), 900, np.full(12, 6e4)),
+    ],
+    ids=["whole", "nothing", "nothing after", "quarter hours"],
+)
+@pytest.mark.parametrize("method", [baseline, lambda: firm_service_level(65_000)], ids=["baseline", "level"])
+def test_every_report_can_be_written(metered: MeteredSeries, method: Any) -> None:
+    made = report(metered, baseline=method(), programme=Programme("Peak", "EUR", per_kwh=2.0, penalty_per_kwh=1.0))
+    assert "<h1>" in page(made)
+    json.dumps(to_json(made), allow_nan=False)
+    assert len(rows_of(made)) > 0
+
+
+def test_a_long_fine_series_is_drawn_by_its_extremes_and_left_in_its_own_file() -> None:
+    fast = MeteredSeries(DAY, 1.0, np.repeat(METERED.watts, 60))
+    spike = with_part(fast, at(17), at(17) + (at(1) - at(0)) / 3600, 99_000.0)
+    made = report(spike)
+    assert made.tracking.worst_excess_w == pytest.approx(29_000)
+    one = {row.window_s: row for row in made.compliance}
+    assert one[0.5].reason is not None and one[30.0].share == 1.0
+    assert len(page(made)) < 4_000_000
+
+
+def test_after_a_cancellation_comes_the_recovery() -> None:
+    metered = with_part(METERED, at(17), at(17.5), 120_000.0)
+    versions = [Version(at(15.5), (CALL,)), Version(at(17), (), "cancelled")]
+    made = event_report(FACTS, versions, metered, baseline(), calendar=CALENDAR)
+    assert made.verdict == "met"
+    assert (made.facts.window.end, made.facts.asked_until) == (at(17), at(18))
+    assert made.delivered is not None and made.delivered.energy_kwh.value == pytest.approx(40.0)
+    assert made.aftermath is not None and made.aftermath.snapback == pytest.approx(0.2)
+    assert "The event was ended early, at 17:00:00 UTC instead of 18:00:00." in made.caveats
+
+
+def test_a_cut_is_told_against_the_baseline_of_what_was_measured() -> None:
+    rising = MeteredSeries(DAY, 3600, np.where(np.arange(24) < 17, 100_000.0, 200_000.0))
+    made = report(
+        with_part(METERED, at(17), at(18), NAN), baseline=counterfactual(rising, EVENT, DAY, over=(at(0), at(24)), step_s=60)
+    )
+    assert made.delivered is not None and made.delivered.mean_cut == pytest.approx(0.4)
+
+
+def test_the_net_of_an_event_begins_at_its_notice() -> None:
+    made = report(with_part(METERED, at(15.5), at(16), 120_000.0))  # pre-running: 10 kWh
+    assert made.net_event_kwh is not None and made.net_event_kwh.value == pytest.approx(80 - 5 - 10)
