@@ -83,9 +83,11 @@ class Solver:
         self.has_limits = self.has_team or any(
             bool(np.isfinite(limit).any()) for limit in (fleet.lane_w, fleet.region_w, fleet.starts)
         )
-        self.spaces = [core.space(slots) for _ in range(CHUNKS)]
+        options = lanes * len(work.cap_speed)
+        self.spaces = [core.space(slots, options) for _ in range(CHUNKS)]
         self.parts = [np.arange(at, jobs, CHUNKS) for at in range(CHUNKS)]
         self.value, self.worth = np.zeros(jobs), np.full(jobs, -np.inf)
+        self._all_free = self._room()
         self.demand = self._demand()
         self.gpu, self.lane_watt = np.zeros((lanes, slots)), np.zeros((lanes, slots))
         self.region_watt, self.start = np.zeros((regions, slots)), np.zeros((regions, slots))
@@ -109,7 +111,7 @@ class Solver:
             if jobs
             else 0.0
         )
-        self.undo = places(MOST_TOUCHED, 1)
+        self.undo = core.places(MOST_TOUCHED, 1)
         self.touched, self.waiting = np.zeros(MOST_TOUCHED, dtype=np.int64), np.zeros(MOST_TOUCHED, dtype=np.int64)
         self.out = core.found()
 
@@ -194,7 +196,7 @@ class Solver:
             one = demand._replace(
                 order=np.full((self.jobs, 1), lane), floor=np.where(able, -np.inf, np.inf), unserved=np.full(self.jobs, np.inf)
             )
-            self._respond(np.array_split(here, CHUNKS), one, self._free_prices(), CAREFUL)
+            self._respond(np.array_split(here, CHUNKS), one, self._free_prices(), 0)
             floor[here, lane] = self.value[here]
         able = np.isfinite(floor)
         floor[able] -= 1e-9 * np.abs(floor[able])
@@ -213,7 +215,7 @@ class Solver:
     def _respond_one(self, one: Ints) -> None:
         core.respond(
             one, self.supply, self.demand, self.prices, self.has_team, CAREFUL, *self._use[0], self.value, self.worth,
-            self.spaces[0],
+            self._all_free, self.spaces[0],
         )  # fmt: skip
 
     def _respond(self, parts: Sequence[Ints], demand: core.Demand, prices: core.Prices, steps: int = 6) -> None:
@@ -226,8 +228,9 @@ class Solver:
             for table in use[at]:
                 table[:] = 0.0
             core.respond(
-                parts[at], self.supply, demand, prices, self.has_team, steps, *use[at], self.value, self.worth, self.spaces[at]
-            )
+                parts[at], self.supply, demand, prices, self.has_team, steps, *use[at], self.value, self.worth,
+                self._all_free, self.spaces[at],
+            )  # fmt: skip
 
         if sum(len(part) for part in parts) < FEW:
             for at in range(CHUNKS):
@@ -256,8 +259,7 @@ class Solver:
         moments = [(np.zeros_like(price), np.zeros_like(price)) for price, _, _ in kinds]
         means = [price.copy() for price, _, _ in kinds]
         for step in range(1, steps + 1):
-            # while prices are rough, a rough answer of those who may be paused will do
-            self._respond(self.parts, self.demand, self.prices, 0 if step <= steps // 2 else 6)
+            self._respond(self.parts, self.demand, self.prices, 0)  # a rough answer of those who may be paused will do
             size = first * (last / first) ** (step / steps)
             for (price, limit, unit), (mean, spread), steady in zip(kinds, moments, means, strict=True):
                 bounded = np.isfinite(limit)
@@ -298,12 +300,16 @@ class Solver:
 
     def empty(self) -> None:
         """Begin a plan with nothing placed."""
+        self.free = self._room()
+        self.placed = core.places(self.jobs, self.lanes)
+        self.placed.cost[:] = self.work.unserved_cost
+
+    def _room(self) -> core.Free:
+        """All there is."""
         fleet, work = self.fleet, self.work
-        self.free = core.Free(
+        return core.Free(
             fleet.gpus.copy(), fleet.lane_w.copy(), fleet.region_w.copy(), fleet.starts.copy(), work.team_gpus.copy()
         )
-        self.placed = places(self.jobs, self.lanes)
-        self.placed.cost[:] = work.unserved_cost
 
     def _tools(self) -> tuple[core.Space, core.Found]:
         return self.spaces[0], self.out
@@ -479,7 +485,7 @@ class Solver:
         if len(alive) < 2 or not steps:
             return
         usual = float(np.abs(self.placed.cost[alive]).mean()) + 1e-12
-        best, chosen = places(self.jobs, 1), np.zeros(MOST_TOUCHED // 2, dtype=np.int64)
+        best, chosen = core.places(self.jobs, 1), np.zeros(MOST_TOUCHED // 2, dtype=np.int64)
         gained, last = core.anneal(
             steps, seed, HOT * usual, COLD_SHARE * usual, alive, self.area,
             self._free_prices(), LOUD * self._unit_gpu, self.supply, self.demand, self.prices, self.free,
@@ -550,17 +556,6 @@ class Solver:
         """Whether no limit could bind: then every job has its best place."""
         limits = (self.fleet.gpus, self.fleet.lane_w, self.fleet.region_w, self.fleet.starts, self.work.team_gpus)
         return not any(bool(np.isfinite(limit).any()) for limit in limits)
-
-
-def places(jobs: int, lanes: int) -> core.Placed:
-    """Room to write down where so many jobs are; nobody is placed."""
-    runs = (jobs, core.MAX_RUNS)
-    return core.Placed(
-        np.full(jobs, core.NOWHERE, dtype=np.int64), np.zeros(jobs, dtype=np.int64), np.zeros(jobs, dtype=np.int64),
-        np.zeros(runs), np.zeros(runs), np.zeros(runs, dtype=np.int64), np.zeros(runs, dtype=np.int64),
-        np.zeros(jobs), np.zeros(jobs), np.zeros((lanes, jobs), dtype=np.int64), np.zeros(lanes, dtype=np.int64),
-        np.zeros(jobs, dtype=np.int64),
-    )  # fmt: skip
 
 
 def _columns(work: Work) -> tuple[Floats | None, ...]:

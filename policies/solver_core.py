@@ -136,6 +136,19 @@ class Space(NamedTuple):
     on_at: Floats
     off_from: Ints
     on_from: Ints
+    least: Floats
+    where: Ints
+
+
+def places(jobs: int, lanes: int) -> Placed:
+    """Room to write down where so many jobs are; nobody is placed."""
+    runs = (jobs, MAX_RUNS)
+    return Placed(
+        np.full(jobs, NOWHERE, dtype=np.int64), np.zeros(jobs, dtype=np.int64), np.zeros(jobs, dtype=np.int64),
+        np.zeros(runs), np.zeros(runs), np.zeros(runs, dtype=np.int64), np.zeros(runs, dtype=np.int64),
+        np.zeros(jobs), np.zeros(jobs), np.zeros((lanes, jobs), dtype=np.int64), np.zeros(lanes, dtype=np.int64),
+        np.zeros(jobs, dtype=np.int64),
+    )  # fmt: skip
 
 
 def found() -> Found:
@@ -150,8 +163,8 @@ def found() -> Found:
     )
 
 
-def space(slots: int) -> Space:
-    """Room to work in for a grid of so many slots."""
+def space(slots: int, options: int) -> Space:
+    """Room to work in for a grid of so many slots, and so many ``options`` of lane and cap."""
     n = slots + 2
 
     def floats() -> Floats:
@@ -184,6 +197,8 @@ def space(slots: int) -> Space:
         np.zeros(2 * MAX_CELLS),
         np.zeros(2 * MAX_CELLS, dtype=np.int16),
         np.zeros(2 * MAX_CELLS, dtype=np.int16),
+        np.zeros(options),
+        np.zeros(options, dtype=np.int64),
     )
 
 
@@ -455,63 +470,146 @@ def _counted(  # type: ignore[no-untyped-def]
 
 
 @compiled
-def respond(jobs, supply, demand, prices, has_team, steps, gpu_use, watt_use, start_use, team_use, value, worth, work):  # type: ignore[no-untyped-def]
+def _window(j, row, c, supply, demand, prices, free, theta, rho, has_limits, rise, work):  # type: ignore[no-untyped-def]
+    """Write the slots that ``j`` could use in a lane under a cap into ``work``: which are ``free``, their ``length`` and the
+    ``rate`` of a second there, and the running sums of ``cost`` (energy) and ``price`` (room). Returns the first slot, how many
+    there are, when the job is ready, its seconds and kW, and how many seconds are free. See ``look``; with
+    ``rho`` < -1 no room is needed and nothing but cost and prices counts, as for a bound."""
+    edges = supply.edges
+    here = demand.here[j] == row
+    ready = 0.0 if here else demand.ready[j, row]
+    a = _slot_of(edges, ready)
+    n = _slots_before(edges, demand.last[j]) - a
+    g, team, mask = demand.gpus[j], demand.team[j], demand.mask[j, row]
+    run = demand.run[j, row] / demand.cap_speed[c]
+    kw = demand.kw[j] * demand.draw[j, row] * demand.cap_draw[c]
+    w = kw * 1000.0 * supply.pue[row]
+    wait = demand.wait[j] if rho >= -1.0 else 0.0
+    work.cost[0] = 0.0
+    work.price[0] = 0.0
+    last, roomy = demand.last[j], 0.0
+    r = supply.region[row]
+    # arrays by names of their own: handing whole tables to another function for each slot takes longer than all the rest
+    gpu_price, watt_price, start_price, team_price = prices.gpu[row], prices.watt[row], prices.start[row], prices.team[team]
+    gpu_rise, watt_rise, start_rise, team_rise = rise.gpu[row], rise.watt[row], rise.start[row], rise.team[team]
+    gpu_free, lane_free, region_free = free.gpus[row], free.lane_w[row], free.region_w[r]
+    start_free, team_free = free.starts[r], free.team[team]
+    known, masked, energies = supply.known[row], supply.masks[mask], supply.energy[row]
+    usables, lengths, rates, costs, room = work.free, work.length, work.rate, work.cost, work.price
+    spent, paid = 0.0, 0.0
+    for i in range(n):
+        t = a + i
+        usable = known[t] and not masked[t]
+        price = 0.0
+        if theta > 0.0:
+            price = theta * (g * (gpu_price[t] + team_price[t]) + w * watt_price[t] + start_price[t])
+        begin, end = edges[t], edges[t + 1]
+        length = min(end, last) - max(begin, ready)
+        if usable and theta < 0.0:
+            short = 0.5 * g - min(gpu_free[t], LARGE)
+            price = g * max(0.0, gpu_price[t] + rho * gpu_rise[t] * short)
+            if has_limits:
+                short = 0.5 * w - min(min(region_free[t], lane_free[t]), LARGE)
+                price += w * max(0.0, watt_price[t] + rho * watt_rise[t] * short)
+                short = 0.5 - min(start_free[t], LARGE)
+                price += max(0.0, start_price[t] + rho * start_rise[t] * short)
+                short = 0.5 * g - min(team_free[t], LARGE)
+                price += g * max(0.0, team_price[t] + rho * team_rise[t] * short)
+        elif usable and rho >= -1.0:
+            fits = gpu_free[t] >= g - SLACK
+            if has_limits:
+                fits = fits and region_free[t] >= w - SLACK and lane_free[t] >= w - SLACK
+                fits = fits and start_free[t] >= 1.0 - SLACK and team_free[t] >= g - SLACK
+            if not fits:
+                if rho < 0.0 or team_free[t] < g - SLACK:
+                    usable = False  # nobody is driven away for a team's quota
+                else:
+                    # what the room is worth that the job would take beyond what is free
+                    over = max(0.0, g - max(0.0, gpu_free[t])) * gpu_price[t]
+                    over += max(0.0, w - max(0.0, min(region_free[t], lane_free[t]))) * watt_price[t]
+                    if start_free[t] < 1.0 - SLACK:
+                        over += start_price[t]
+                    price += rho * over
+        usables[i] = usable
+        lengths[i] = length
+        if usable:
+            roomy += length
+        energy = kw * energies[t]
+        spent += energy
+        paid += price
+        costs[i + 1] = spent
+        room[i + 1] = paid
+        rates[i] = energy / (end - begin) + price / length
+        if wait != 0.0:
+            rates[i] += wait * max(begin - ready, 0.0) / run
+    return a, n, ready, run, kw, roomy
+
+
+@compiled
+def _least_of(n, run, work):  # type: ignore[no-untyped-def]
+    """What the cheapest free seconds of a window cost, however they lie, and the rate of the dearest (see ``_cheapest``)."""
+    m = 0
+    for i in range(n):
+        if work.free[i]:
+            work.on[m] = work.rate[i]
+            work.off[m] = work.length[i]
+            m += 1
+    return _cheapest(work.on, work.off, work.order, m, run)
+
+
+@compiled
+def _next_option(options, work):  # type: ignore[no-untyped-def]
+    """The cheapest of so many options that are left, which is taken out; its place in the list."""
+    at = 0
+    for i in range(1, options):
+        if work.least[i] < work.least[at]:
+            at = i
+    return at
+
+
+@compiled
+def respond(jobs, supply, demand, prices, has_team, steps, gpu_use, watt_use, start_use, team_use, value, worth, free, work):  # type: ignore[no-untyped-def]
     """Give each of ``jobs`` its best option at ``prices`` as if there were room for all, and add up what they would use.
 
     ``value`` gets what that costs each, prices included. For a job that may be paused it is the cost of its cheapest seconds,
-    however they lie, so the sum is a lower bound. Use is at the meter by lane (W), by lane (GPUs, places), by team (GPUs).
+    however they lie, so the sum is a lower bound; from more than 0 ``steps`` on resumes count in it. Use is at the meter by
+    lane (W), by lane (GPUs, places), by team (GPUs). ``free`` is not looked at.
     """
     edges = supply.edges
     slots = len(edges) - 1
     keep = np.empty(slots, dtype=np.int64)
+    caps = len(demand.cap_speed)
     for j in jobs:
         best, lane, first, stop, kept, cap, worth_here, share = INF, NOWHERE, 0, 0, 0, 0, worth[j], 1.0
+        top, options = INF, 0
         g, t_ = demand.gpus[j], demand.team[j]
         for q in range(demand.order.shape[1]):
             row = demand.order[j, q]
-            if demand.floor[j, row] >= best:
+            if demand.floor[j, row] >= min(best, top):
                 break
             here = demand.here[j] == row
-            ready = 0.0 if here else demand.ready[j, row]
-            a = _slot_of(edges, ready)
-            n = _slots_before(edges, demand.last[j]) - a
-            if n <= 0:
-                continue
-            mask = demand.mask[j, row]
-            for c in range(len(demand.cap_speed)):
+            fixed = 0.0 if here else demand.fixed[j, row]
+            for c in range(caps):
                 if not demand.caps[j, c]:
                     continue
-                run = demand.run[j, row] / demand.cap_speed[c]
-                kw = demand.kw[j] * demand.draw[j, row] * demand.cap_draw[c]
-                w = kw * 1000.0 * supply.pue[row]
-                fixed = 0.0 if here else demand.fixed[j, row]
-                if demand.pausable[j] and run >= 2.0 * demand.chunk[j] - SLACK:
-                    m, earns, roomy = 0, 0.0, 0.0
-                    for i in range(n):
-                        t = a + i
-                        work.free[i] = supply.known[row, t] and not supply.masks[mask, t]
-                        whole = edges[t + 1] - edges[t]
-                        length = min(edges[t + 1], demand.last[j]) - max(edges[t], ready)
-                        price = g * prices.gpu[row, t] + w * prices.watt[row, t] + prices.start[row, t]
-                        if has_team:
-                            price += g * prices.team[t_, t]
-                        work.length[i] = length
-                        work.rate[i] = kw * supply.energy[row, t] / whole + price / length
-                        if work.free[i]:
-                            work.on[m] = work.rate[i]
-                            work.off[m] = length
-                            m += 1
-                            roomy += length
-                            earns = min(earns, kw * supply.energy[row, t] / whole)
-                    earns *= min(MAX_RUNS * demand.again[j], max(roomy - run, 0.0))
-                    k, least, dearest = _cheapest(work.on, work.off, work.order, m, run)
-                    least += earns
-                    if k == 0 or least + fixed >= best:
+                a, n, ready, run, kw, roomy = _window(j, row, c, supply, demand, prices, free, 1.0, -2.0, False, prices, work)
+                if n <= 0 or roomy < run - SLACK:
+                    continue
+                pauses = demand.pausable[j] and run >= 2.0 * demand.chunk[j] - SLACK
+                if pauses:
+                    k, least, dearest = _least_of(n, run, work)
+                    earns = 0.0
+                    if demand.again[j] > 0.0:
+                        for i in range(n):
+                            if work.free[i]:
+                                earns = min(earns, kw * supply.energy[row, a + i] / (edges[a + i + 1] - edges[a + i]))
+                        earns *= min(MAX_RUNS * demand.again[j], max(roomy - run, 0.0))
+                    least += earns + fixed
+                    if k == 0 or least >= min(best, top):
                         continue
-                    if steps == 0 or (
-                        demand.again[j] == 0.0 and demand.chunk[j] <= 1.0
-                    ):  # a resume counts no time: these seconds are the bound
-                        best, lane, cap, kept, seconds = least + fixed, row, c, 0, 0.0
+                    if steps == 0 or (demand.again[j] == 0.0 and demand.chunk[j] <= 1.0):
+                        # as a resume counts no time, these seconds are the bound
+                        best, lane, cap, kept, seconds = least, row, c, 0, 0.0
                         for i in range(n):
                             if work.free[i] and work.rate[i] <= dearest:
                                 keep[kept] = a + i
@@ -519,70 +617,77 @@ def respond(jobs, supply, demand, prices, has_team, steps, gpu_use, watt_use, st
                                 seconds += work.length[i]
                         share = run / seconds
                         continue
-                    usual = _usual_length(work.length, n)
-                    if usual > 0.0:
-                        for i in range(n):
-                            t = a + i
-                            work.gain[i] = kw * supply.energy[row, t] / (edges[t + 1] - edges[t])
-                        total = _counted_runs(
-                            demand, j, row, run, n, 0.0, demand.again[j], usual, work.gain, steps < CAREFUL, False, work
-                        )
-                    else:
-                        total = np.nan
-                    if np.isnan(total):
-                        score, more, bound, at, _ = _runs_of(
-                            demand, j, row, run, n, 0.0, demand.again[j], worth[j], steps, True, work
-                        )
-                        if score == INF and bound == INF:
-                            continue
-                        total = max(least, bound)
-                        worth_here = at
-                        portion = run / (run + more)  # in the mean it uses no more than it needs
-                    else:
-                        portion = 1.0
-                        total += earns
-                    total += fixed
-                    if total >= best:
+                    work.least[options] = least
+                    work.where[options] = row * caps + c
+                    options += 1
+                e, barred = 0, -1
+                for s in range(n):
+                    begin = max(edges[a + s], ready)
+                    end = begin + run
+                    if end > demand.last[j] + SLACK:
+                        break
+                    e = max(e, s)
+                    while edges[a + e + 1] < end - SLACK:
+                        e += 1
+                    while barred < e:
+                        barred += 1
+                        if not work.free[barred]:
+                            work.needs[barred] = barred
+                        else:
+                            work.needs[barred] = work.needs[barred - 1] if barred > 0 else -1
+                    if work.needs[e] >= s:
                         continue
-                    best, lane, cap, share, kept = total, row, c, portion, 0
-                    for i in range(n):
-                        if work.best[i]:
-                            keep[kept] = a + i
-                            kept += 1
-                else:
-                    work.cost[0] = 0.0
-                    work.price[0] = 0.0
-                    for i in range(n):
-                        t = a + i
-                        price = g * prices.gpu[row, t] + w * prices.watt[row, t] + prices.start[row, t]
-                        if has_team:
-                            price += g * prices.team[t_, t]
-                        work.cost[i + 1] = work.cost[i] + kw * supply.energy[row, t]
-                        work.price[i + 1] = work.price[i] + price
-                    e, barred = 0, -1
-                    for s in range(n):
-                        begin = max(edges[a + s], ready)
-                        end = begin + run
-                        if end > demand.last[j] + SLACK:
-                            break
-                        e = max(e, s)
-                        while edges[a + e + 1] < end - SLACK:
-                            e += 1
-                        while barred < e:
-                            barred += 1
-                            if supply.masks[mask, a + barred] or not supply.known[row, a + barred]:
-                                work.needs[barred] = barred
-                            else:
-                                work.needs[barred] = work.needs[barred - 1] if barred > 0 else -1
-                        if work.needs[e] >= s:
-                            continue
-                        part = (end - edges[a + e]) / (edges[a + e + 1] - edges[a + e])
-                        total = work.cost[e] + (work.cost[e + 1] - work.cost[e]) * part - work.cost[s] + fixed
-                        total += work.price[e + 1] - work.price[s]
-                        if s == 0:
-                            total -= work.cost[1] * (begin - edges[a]) / (edges[a + 1] - edges[a])
-                        if total < best:
-                            best, lane, first, stop, kept, cap, share = total, row, a + s, a + e + 1, 0, c, 1.0
+                    part = (end - edges[a + e]) / (edges[a + e + 1] - edges[a + e])
+                    total = work.cost[e] + (work.cost[e + 1] - work.cost[e]) * part - work.cost[s] + fixed
+                    total += work.price[e + 1] - work.price[s]
+                    if s == 0:
+                        total -= work.cost[1] * (begin - edges[a]) / (edges[a + 1] - edges[a])
+                    if pauses:
+                        top = min(top, total + 1e-9 * abs(total))  # with pauses it can only be less
+                    elif total < best:
+                        best, lane, first, stop, kept, cap, share = total, row, a + s, a + e + 1, 0, c, 1.0
+        while options > 0:
+            at = _next_option(options, work)
+            least, row, c = work.least[at], work.where[at] // caps, work.where[at] % caps
+            if least >= min(best, top):
+                break
+            options -= 1
+            work.least[at], work.where[at] = work.least[options], work.where[options]
+            a, n, ready, run, kw, roomy = _window(j, row, c, supply, demand, prices, free, 1.0, -2.0, False, prices, work)
+            here = demand.here[j] == row
+            fixed = 0.0 if here else demand.fixed[j, row]
+            earns = 0.0
+            for i in range(n):
+                work.gain[i] = kw * supply.energy[row, a + i] / (edges[a + i + 1] - edges[a + i])
+                if work.free[i]:
+                    earns = min(earns, work.gain[i])
+            earns *= min(MAX_RUNS * demand.again[j], max(roomy - run, 0.0))
+            usual = _usual_length(work.length, n)
+            total = np.nan
+            if usual > 0.0:
+                total = _counted_runs(
+                    demand, j, row, run, n, 0.0, demand.again[j], usual, work.gain, steps < CAREFUL, False, work
+                )
+            portion = 1.0
+            if np.isnan(total):
+                score, more, bound, at_worth, _ = _runs_of(
+                    demand, j, row, run, n, 0.0, demand.again[j], worth[j], steps, True, work
+                )
+                if score == INF and bound == INF:
+                    continue
+                total = max(least - fixed, bound)
+                worth_here = at_worth
+                portion = run / (run + more)  # in the mean it uses no more than it needs
+            else:
+                total += earns
+            total += fixed
+            if total >= best:
+                continue
+            best, lane, cap, share, kept = total, row, c, portion, 0
+            for i in range(n):
+                if work.best[i]:
+                    keep[kept] = a + i
+                    kept += 1
         if demand.unserved[j] < best:
             best, lane = demand.unserved[j], NOWHERE
         value[j] = best
@@ -612,18 +717,6 @@ def _fits(supply, free, row, t, g, w, team):  # type: ignore[no-untyped-def]
         and free.starts[r, t] >= 1.0 - SLACK
         and free.team[team, t] >= g - SLACK
     )
-
-
-@compiled
-def _over(supply, free, prices, row, t, g, w):  # type: ignore[no-untyped-def]
-    """What the room is worth that a job would take in a slot beyond what is free there."""
-    r = supply.region[row]
-    price = max(0.0, g - max(0.0, free.gpus[row, t])) * prices.gpu[row, t]
-    short = w - max(0.0, min(free.region_w[r, t], free.lane_w[row, t]))
-    price += max(0.0, short) * prices.watt[row, t]
-    if free.starts[r, t] < 1.0 - SLACK:
-        price += prices.start[row, t]
-    return price
 
 
 @compiled
@@ -742,86 +835,38 @@ def _runs_of(demand, j, row, run, n, pause, again, guess, steps, for_bound, work
 
 
 @compiled
-def _crowded(supply, prices, rise, free, row, t, g, w, team, rho, has_limits):  # type: ignore[no-untyped-def]
-    """What ``g`` GPUs and ``w`` W are worth in a slot at prices that rise by ``rho`` times ``rise`` with each unit that is
-    taken beyond the limit, and fall with each that is free."""
-    short = 0.5 * g - min(free.gpus[row, t], LARGE)
-    price = g * max(0.0, prices.gpu[row, t] + rho * rise.gpu[row, t] * short)
-    if has_limits:
-        r = supply.region[row]
-        short = 0.5 * w - min(min(free.region_w[r, t], free.lane_w[row, t]), LARGE)
-        price += w * max(0.0, prices.watt[row, t] + rho * rise.watt[row, t] * short)
-        short = 0.5 - min(free.starts[r, t], LARGE)
-        price += max(0.0, prices.start[row, t] + rho * rise.start[row, t] * short)
-        short = 0.5 * g - min(free.team[team, t], LARGE)
-        price += g * max(0.0, prices.team[team, t] + rho * rise.team[team, t] * short)
-    return price
-
-
-@compiled
 def look(j, supply, demand, prices, free, theta, rho, has_limits, work, out, rise):  # type: ignore[no-untyped-def]
     """The best place for job ``j`` now, in ``out``; returns its score (INF: none but being left out).
 
     The score is its cost and ``theta`` times the prices of its room. With ``rho`` < 0 only slots with room count; else a slot
     without is allowed at ``rho`` times what the room is worth that it takes from others. With ``theta`` < 0 every slot counts,
-    at prices that follow what others take there (``_crowded``). ``has_limits`` tells whether there is any limit beside GPUs.
+    at prices that follow what others take there (``_crowding``). ``has_limits`` tells whether there is any limit beside GPUs.
     """
     edges = supply.edges
-    best = INF
+    caps = len(demand.cap_speed)
+    best, options = INF, 0
     out.what[0] = NOWHERE
-    g, team = demand.gpus[j], demand.team[j]
     for q in range(demand.order.shape[1]):
         row = demand.order[j, q]
         if demand.floor[j, row] - demand.keep[j] >= best:
             break
         here = demand.here[j] == row
-        ready = 0.0 if here else demand.ready[j, row]
-        a = _slot_of(edges, ready)
-        n = _slots_before(edges, demand.last[j]) - a
-        if n <= 0:
-            continue
-        mask = demand.mask[j, row]
+        fixed = 0.0 if here else demand.fixed[j, row]
         moving = demand.pause_cost[j] if demand.here[j] >= 0 and not here else 0.0
         bonus_at = demand.planned[j, 1] if demand.planned[j, 0] == row else -INF
-        for c in range(len(demand.cap_speed)):
+        for c in range(caps):
             if not demand.caps[j, c]:
                 continue
-            run = demand.run[j, row] / demand.cap_speed[c]
-            kw = demand.kw[j] * demand.draw[j, row] * demand.cap_draw[c]
-            w = kw * 1000.0 * supply.pue[row]
-            fixed = 0.0 if here else demand.fixed[j, row]
-            work.cost[0] = 0.0
-            work.price[0] = 0.0
-            roomy = 0.0
-            for i in range(n):
-                t = a + i
-                usable = supply.known[row, t] and not supply.masks[mask, t]
-                price = 0.0
-                if theta > 0.0:
-                    price = theta * (
-                        g * (prices.gpu[row, t] + prices.team[team, t]) + w * prices.watt[row, t] + prices.start[row, t]
-                    )
-                length = min(edges[t + 1], demand.last[j]) - max(edges[t], ready)
-                if usable and theta < 0.0:
-                    price = _crowded(supply, prices, rise, free, row, t, g, w, team, rho, has_limits)
-                elif usable:
-                    fits = _fits(supply, free, row, t, g, w, team) if has_limits else free.gpus[row, t] >= g - SLACK
-                    if not fits:
-                        if rho < 0.0 or free.team[team, t] < g - SLACK:
-                            usable = False  # nobody is driven away for a team's quota
-                        else:
-                            price += rho * _over(supply, free, prices, row, t, g, w)
-                work.free[i] = usable
-                work.length[i] = length
-                if usable:
-                    roomy += length
-                energy = kw * supply.energy[row, t]
-                work.cost[i + 1] = work.cost[i] + energy
-                work.price[i + 1] = work.price[i] + price
-                work.rate[i] = energy / (edges[t + 1] - edges[t]) + price / length
-                work.rate[i] += demand.wait[j] * max(edges[t] - ready, 0.0) / run
-            if roomy < run - SLACK:
+            a, n, ready, run, kw, roomy = _window(j, row, c, supply, demand, prices, free, theta, rho, has_limits, rise, work)
+            if n <= 0 or roomy < run - SLACK:
                 continue
+            if demand.pausable[j] and run >= 2.0 * demand.chunk[j] - SLACK:
+                # several runs: first what they would cost at the very least
+                k, least, _ = _least_of(n, run, work)
+                if k > 0:
+                    work.least[options] = least + fixed
+                    work.where[options] = row * caps + c
+                    options += 1
             # one run without a pause
             e, barred = 0, -1
             for s in range(n):
@@ -860,51 +905,48 @@ def look(j, supply, demand, prices, free, theta, rho, has_limits, work, out, ris
                     out.first[0] = a + s
                     out.stop[0] = a + e + 1
                     out.cost[0] = cost
-            if not demand.pausable[j] or run < 2.0 * demand.chunk[j] - SLACK:
+    while options > 0:
+        at = _next_option(options, work)
+        least, row, c = work.least[at], work.where[at] // caps, work.where[at] % caps
+        if least >= best - 1e-9 * abs(best):
+            break
+        options -= 1
+        work.least[at], work.where[at] = work.least[options], work.where[options]
+        here = demand.here[j] == row
+        fixed = 0.0 if here else demand.fixed[j, row]
+        moving = demand.pause_cost[j] if demand.here[j] >= 0 and not here else 0.0
+        a, n, ready, run, kw, roomy = _window(j, row, c, supply, demand, prices, free, theta, rho, has_limits, rise, work)
+        if demand.pause_cost[j] == 0.0 and demand.again[j] == 0.0:
+            # a pause is free: the cheapest seconds are the answer, unless they lie in too many or too short parts
+            k, _, dearest = _least_of(n, run, work)
+            best = _take_cheapest(supply, demand, j, row, c, kw, ready, run, a, n, here, fixed, dearest, best, work, out)
+            if best < INF and best <= least + 1e-9 * abs(best):
                 continue
-            # several runs: first what they would cost at the very least
-            m = 0
+        usual = _usual_length(work.length, n)
+        score = np.nan
+        if usual > 0.0:
             for i in range(n):
-                if work.free[i]:
-                    work.on[m] = work.rate[i]
-                    work.off[m] = work.length[i]
-                    m += 1
-            k, least, dearest = _cheapest(work.on, work.off, work.order, m, run)
-            if k == 0 or least + fixed >= best - 1e-9 * abs(best):
-                continue
-            if demand.pause_cost[j] == 0.0 and demand.again[j] == 0.0:
-                # a pause is free: the cheapest seconds are the answer, unless they lie in too many or too short parts
-                best = _take_cheapest(supply, demand, j, row, c, kw, ready, run, a, n, here, fixed, dearest, best, work, out)
-                if best < INF and best <= least + fixed + 1e-9 * abs(best):
-                    continue
-            usual = _usual_length(work.length, n)
-            if usual > 0.0:
-                for i in range(n):
-                    work.gain[i] = kw * supply.energy[row, a + i] / (edges[a + i + 1] - edges[a + i])
-                score = _counted_runs(
-                    demand, j, row, run, n, demand.pause_cost[j], demand.again[j], usual, work.gain, theta < 0.0, True, work
-                )
-                if score + fixed + moving >= best:
-                    continue
-            else:
-                score = np.nan
-            if score < INF:
-                lacks = run - _held(demand, j, row, n, work)
-                if lacks > SLACK:
-                    for k in range(n):
-                        work.under[k] = work.best[k]
-                if lacks <= SLACK or _extend(demand, j, n, lacks, work):
-                    best = _take_runs(supply, demand, j, row, c, kw, ready, run, a, n, here, fixed, moving, best, work, out)
-                least = score + fixed + moving
-                if theta < 0.0 or best <= least + 1e-2 * abs(least):
-                    continue
-            score, _, _, _, lacks = _runs_of(
-                demand, j, row, run, n, demand.pause_cost[j], demand.again[j], -INF, 24, False, work
+                work.gain[i] = kw * supply.energy[row, a + i] / (edges[a + i + 1] - edges[a + i])
+            score = _counted_runs(
+                demand, j, row, run, n, demand.pause_cost[j], demand.again[j], usual, work.gain, theta < 0.0, True, work
             )
-            if score < INF:
+            if score + fixed + moving >= best:
+                continue
+        if score < INF:
+            lacks = run - _held(demand, j, row, n, work)
+            if lacks > SLACK:
+                for k in range(n):
+                    work.under[k] = work.best[k]
+            if lacks <= SLACK or _extend(demand, j, n, lacks, work):
                 best = _take_runs(supply, demand, j, row, c, kw, ready, run, a, n, here, fixed, moving, best, work, out)
-            if lacks < INF and _extend(demand, j, n, lacks, work):
-                best = _take_runs(supply, demand, j, row, c, kw, ready, run, a, n, here, fixed, moving, best, work, out)
+            least = score + fixed + moving
+            if theta < 0.0 or best <= least + 1e-2 * abs(least):
+                continue
+        score, _, _, _, lacks = _runs_of(demand, j, row, run, n, demand.pause_cost[j], demand.again[j], -INF, 24, False, work)
+        if score < INF:
+            best = _take_runs(supply, demand, j, row, c, kw, ready, run, a, n, here, fixed, moving, best, work, out)
+        if lacks < INF and _extend(demand, j, n, lacks, work):
+            best = _take_runs(supply, demand, j, row, c, kw, ready, run, a, n, here, fixed, moving, best, work, out)
     return best
 
 
@@ -1235,13 +1277,27 @@ def place_each(jobs, supply, demand, prices, free, placed, theta, has_limits, wo
 
 @compiled
 def _crowding(j, supply, demand, prices, rise, free, placed, rho, has_limits):  # type: ignore[no-untyped-def]
-    """What the room of ``j`` is worth where it is, at prices that rise with what all others take there (see ``look``)."""
+    """What the room of ``j`` is worth where it is, at prices that rise by ``rho`` times ``rise`` with each unit that is taken
+    beyond a limit by all others, and fall with each that is free (as in ``_window``)."""
     row, g, team = placed.lane[j], demand.gpus[j], demand.team[j]
     w = _meter_w(supply, demand, j, row, placed.cap[j])
+    r = supply.region[row]
+    gpu_price, watt_price, start_price, team_price = prices.gpu[row], prices.watt[row], prices.start[row], prices.team[team]
+    gpu_rise, watt_rise, start_rise, team_rise = rise.gpu[row], rise.watt[row], rise.start[row], rise.team[team]
+    gpu_free, lane_free, region_free = free.gpus[row], free.lane_w[row], free.region_w[r]
+    start_free, team_free = free.starts[r], free.team[team]
     total = 0.0
     for k in range(placed.runs[j]):
         for t in range(placed.first[j, k], placed.stop[j, k]):
-            total += _crowded(supply, prices, rise, free, row, t, g, w, team, rho, has_limits)
+            short = 0.5 * g - min(gpu_free[t], LARGE)
+            total += g * max(0.0, gpu_price[t] + rho * gpu_rise[t] * short)
+            if has_limits:
+                short = 0.5 * w - min(min(region_free[t], lane_free[t]), LARGE)
+                total += w * max(0.0, watt_price[t] + rho * watt_rise[t] * short)
+                short = 0.5 - min(start_free[t], LARGE)
+                total += max(0.0, start_price[t] + rho * start_rise[t] * short)
+                short = 0.5 * g - min(team_free[t], LARGE)
+                total += g * max(0.0, team_price[t] + rho * team_rise[t] * short)
     return total
 
 
