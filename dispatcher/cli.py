@@ -30,7 +30,9 @@ from dispatcher.cli_common import (
     pairs,
     print_json,
     show,
+    show_with_alarms,
 )
+from dispatcher.cli_events import explain as events_explain
 from dispatcher.cli_fleet import fleet
 from dispatcher.cli_plan import plan
 from dispatcher.cli_signals import signals
@@ -215,7 +217,7 @@ def jobs_list(client: Client, state: str | None, team: str | None, limit: int, c
 
         return jobs_table(page["jobs"])
 
-    show(page, as_json, view)
+    show_with_alarms(client, page, as_json, view)
     if page.get("next_cursor") and not as_json:
         click.echo(f"more: --cursor {page['next_cursor']}", err=True)
 
@@ -242,7 +244,7 @@ def _steering(name: str, help_text: str) -> None:
     def steer(client: Client, job_ids: tuple[str, ...], as_json: bool) -> None:
         done = []
         for job_id in job_ids:
-            job = getattr(client, name)(job_id)
+            job = getattr(client, name.replace("-", "_"))(job_id)
             done.append(job.data)
             if not as_json:
                 click.echo(f"job {job.id}: {job.state}: {job.reason}")
@@ -253,6 +255,7 @@ def _steering(name: str, help_text: str) -> None:
 _steering("cancel", "Cancel jobs; running ones are stopped.")
 _steering("pause", "Hold jobs until they are resumed; running ones are asked for a checkpoint.")
 _steering("resume", "Let held jobs go on.")
+_steering("run-now", "Start waiting jobs at once, whatever power costs, as soon as power limits leave room.")
 
 
 @jobs.command("logs")
@@ -326,7 +329,10 @@ def events_list(client: Client, as_json: bool) -> None:
 
         return grid_events_table(answer["events"])
 
-    show(answer, as_json, view)
+    show_with_alarms(client, answer, as_json, view)
+
+
+events.add_command(events_explain)
 
 
 @events.command("create")

@@ -58,7 +58,8 @@ def _state_dir_option(command: Any) -> Any:
 def agent(ctx: click.Context, /, **options: Any) -> None:
     """Measure this machine's GPUs, hold power limits that the control plane leases, and give them back.
 
-    Runs until it is ended; under systemd see deploy/gridshift-agent.service. Setting limits needs root.
+    Runs until it is ended; under systemd see deploy/gridshift-agent.service. Setting limits needs root. Event limits stand when
+    it is ended; a guard that stays behind gives them back at their ends.
     """
     if ctx.invoked_subcommand is not None:
         ctx.obj = options["state_dir"]
@@ -134,7 +135,8 @@ def _token(variable: str | None, file: Path | None) -> str | None:
 def release(above: Path | None, /, *, lease_id: str | None, every: bool, state_dir: Path | None, as_json: bool) -> None:
     """Let go of event leases on this machine and give the limits back, whether or not an agent runs here.
 
-    For when the control plane is gone and a limit must be lifted. Economic leases end by themselves within a minute.
+    For when the control plane is gone and a limit must be lifted. What ended while no agent was here is given back too.
+    Economic leases end by themselves within a minute.
     """
     if every == bool(lease_id):
         raise click.UsageError("give --lease ID or --all")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
+    from dispatcher.client import Client
     from dispatcher.config import Config
     from dispatcher.store.sql import SqlStore
 
@@ -112,6 +113,27 @@ def over_http(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(Client(address, token), *args, **kwargs)
 
     return with_client
+
+
+def standing_alarms(client: Client) -> list[dict[str, Any]] | None:
+    """What an operator must know now; None where that cannot be had: what else was asked for does not fail over it."""
+    from dispatcher.client import ClientError
+
+    try:
+        return list(client.get_json("/v1/status")["alarms"])
+    except (ClientError, KeyError):
+        return None
+
+
+def show_with_alarms(client: Client, value: dict[str, Any], as_json: bool, view: Callable[[], RenderableType]) -> None:
+    """``show``, and what an operator must know now: on stderr, or under "alarms" in the JSON."""
+    alarms = standing_alarms(client)
+    show({**value, "alarms": alarms} if as_json else value, as_json, view)
+    if not as_json:
+        from dispatcher.render import alarm_lines
+
+        for line in alarm_lines(alarms):
+            click.echo(line, err=True)
 
 
 def print_json(value: object) -> None:

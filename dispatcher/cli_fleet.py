@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dispatcher.cli_common import over_http, print_json
+from dispatcher.cli_common import over_http, print_json, standing_alarms
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -40,21 +40,25 @@ def fleet(client: Client, region: str | None, once: bool, as_json: bool) -> None
 
 
 def _look(client: Client, region: str | None) -> dict[str, Any]:
-    """The regions as they are observed, and the fleet as the agents tell it."""
+    """The regions as they are observed, the fleet as the agents tell it, and what an operator must know."""
     told = client.get_json("/v1/fleet", {"region": region} if region is not None else None)
     regions = client.get_json("/v1/regions")["regions"]
-    return {"regions": [one for one in regions if region in (None, one["name"])], "fleet": told}
+    shown = [one for one in regions if region in (None, one["name"])]
+    return {"regions": shown, "fleet": told, "alarms": standing_alarms(client)}
 
 
 def _view(answer: dict[str, Any]) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    from dispatcher.render import regions_table
+    from dispatcher.render import alarm_lines, regions_table
     from dispatcher.render_fleet import fleet_view
 
     told = Text("draw above: what the jobs there are expected to draw, at the meter (PUE included)", style="dim")
-    return Group(regions_table(answer["regions"]), told, Text(), fleet_view(answer["fleet"]))
+    alarms = [Text(line, style="bold red") for line in alarm_lines(answer["alarms"])]
+    return Group(
+        regions_table(answer["regions"]), told, Text(), fleet_view(answer["fleet"]), *([Text(), *alarms] if alarms else [])
+    )
 
 
 def _watch(client: Client, region: str | None) -> None:

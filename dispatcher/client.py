@@ -374,6 +374,10 @@ class Client:
         """Let a held job go on when its turn comes."""
         return Job(self, _object(self.call("POST", _job_path(job, "/resume"))))
 
+    def run_now(self, job: str | Job) -> Job:
+        """Let a waiting job start at once, whatever power costs, as soon as limits leave room."""
+        return Job(self, _object(self.call("POST", _job_path(job, "/run-now"))))
+
     def logs(self, job: str | Job) -> str:
         """The log of all attempts as one text."""
         return self.call("GET", _job_path(job, "/logs")).content.decode("utf-8", errors="replace")
@@ -536,6 +540,10 @@ class Job:
     def resume(self) -> None:
         """Let it go on."""
         self.data = self._client.resume(self.id).data
+
+    def run_now(self) -> None:
+        """Let it start at once, whatever power costs."""
+        self.data = self._client.run_now(self.id).data
 
     def logs(self) -> str:
         """Its log so far."""

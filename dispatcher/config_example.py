@@ -89,7 +89,9 @@ EXAMPLE = """\
 #currency = "EUR"
 # "average" or "marginal"; regions with different kinds are never compared on carbon.
 #carbon_signal = "average"
-# Makes jobs without gridshift.* metadata flexible too: flex-0 (never touched) .. flex-3.
+# The tier of jobs that name none, also of those without gridshift.* metadata: flex-0 (never touched) .. flex-3. The latter
+# still start at once and are never paused, but limits and events may cap them by what the tier may lose. Empty: flex-0 for
+# them, flex-1 for others. The one of planning.default_region counts, where such jobs run.
 #default_tier = ""
 # Where this region's nodes mount the checkpoint storage; empty means server.checkpoint_root.
 #checkpoint_root = ""

@@ -198,7 +198,8 @@ def power_problems(raw: Mapping[str, Any], i: int) -> Iterator[Problem]:
             place = (scope, "" if scope == "site" else of)
             if measured.setdefault(place, j) != j:
                 what = f"meter[{measured[place]}] measures the power of this {scope.replace('_', ' ')} already"
-                yield (*where, "scope"), f"{what}; keep one (feeds can be added up in a query), or name another scope"
+                remedy = "keep one of all of it (a query can add up feeds, a gateway can push their sum), or name another scope"
+                yield (*where, "scope"), f"{what}; {remedy}"
 
 
 def _undeclared(branch: str, names: set[str]) -> str:

@@ -22,6 +22,7 @@ from dispatcher.errors import ClusterUnreachable, StaleState, StoreUnavailable
 from dispatcher.forecasts import Forecasts
 from dispatcher.freezing import Freezes
 from dispatcher.job_changes import change, freezing_view, launch_change, view_of
+from dispatcher.last_seen import LastSeen
 from dispatcher.launch import submission_id
 from dispatcher.launching import MAX_LAUNCHING, Effects, Launching, LogSink, PackageSource, Secrets
 from dispatcher.loops import Loop
@@ -64,6 +65,7 @@ from policies.world import (
     JobView,
     Launch,
     Pausable,
+    Plan,
     StopAttempt,
     Thaw,
     World,
@@ -81,6 +83,8 @@ CHECKPOINT_GRACE_S = 2.0
 MAX_HOLDS = 500
 #: Wall seconds before a waiting job's sentence is written again when only its figures moved.
 SAY_AGAIN_S = 15.0
+#: The same for the sentence of a plan that has not moved it; who made the plan, once it is somebody else, is said at once.
+SAY_PLAN_AGAIN_S = 900.0
 #: Ended jobs that are looked at, the latest, and for how long after their end, to book what was not known then.
 SETTLED_JOBS = 1000
 SETTLED_WITHIN = timedelta(days=3)
@@ -134,8 +138,8 @@ class Control:
         self._caps = caps
         #: Who stops and wakes jobs where they run; None where nobody can.
         self.freezes = freezes
-        offered = caps.points if caps is not None else lambda region: ()
-        self._around = WorldBuilder(config, self.settings, store, book, self.regions, offered)
+        around = (config, self.settings, store, book, self.regions)
+        self._around = WorldBuilder(*around, caps.points, caps.unheard) if caps is not None else WorldBuilder(*around)
         self._standing = StandingPlan(planning)
         self._launching = Launching(
             regions=self.regions,
@@ -151,6 +155,9 @@ class Control:
         )
         self._lock = threading.Lock()
         self._said_at: dict[str, float] = {}
+        #: The note of the plan that a waiting job's sentence is of: another one's figures are not like it.
+        self._said_by: dict[str, str] = {}
+        self._last_seen = LastSeen(store, wall)
         self._puzzles: dict[str, str] = {}
         self._refused: dict[str, str] = {}
         self._jobs: dict[str, Job] = {}
@@ -268,6 +275,7 @@ class Control:
                 self._jobs.pop(job.id, None)
                 self._views.pop(job.id, None)
                 self._said_at.pop(job.id, None)
+                self._said_by.pop(job.id, None)
                 self._puzzles.pop(job.id, None)
             else:
                 self._jobs[job.id] = job
@@ -323,6 +331,8 @@ class Control:
                 continue
             picture, _, missing = pictures.get(attempt.region, (None, None, Counter[str]()))
             seen = picture.seen.get(attempt.submission_id) if picture is not None else None
+            if picture is not None and seen is not None and seen.status is not None and seen.status.status == "RUNNING":
+                self._last_seen.saw(attempt, picture.taken_at)
             try:
                 made = self._change_from(job, attempt, seen, missing[attempt.submission_id], now)
             except Exception as error:
@@ -354,7 +364,8 @@ class Control:
             books = Books(None, self.settings.currency)
             reason = f"cancelled; {attempt.region} had not begun it and was told to drop it"
             return finish(job, JobState.CANCELLED, reason, now, books=books, attempt=attempt, outcome="stopped")
-        ended_at = min(max(seen.ended_at or now, attempt.started_at or attempt.launched_at), now)
+        gone_at = now if seen.status is not None else self._last_seen.until(attempt, now)
+        ended_at = min(max(seen.ended_at or gone_at, attempt.started_at or attempt.launched_at), now)
         ended = seen.status is None or seen.status.status not in ("PENDING", "RUNNING")
         ran = ended and (attempt.started_at is not None or _ran(seen.status))
         return reconcile(
@@ -366,6 +377,7 @@ class Control:
             retry=retry_after(self.store.attempts(job.id) if ended else (), AFTER_LOSS_S * self.clock.speed),
             times_missing=times_missing,
             missing_s=times_missing * self.regions[attempt.region].config.observe_s,
+            known_until=ended_at,
         )
 
     def _is_stopped(self, job: Job, attempt: Attempt) -> bool:
@@ -407,7 +419,9 @@ class Control:
     def _job_views(self, now: datetime) -> list[JobView]:
         views = []
         for job in self._jobs.values():
-            cap = self._caps.cap_of(job.id) if self._caps is not None and job.state in PLACED else 1.0
+            cap, capped_w = 1.0, None
+            if self._caps is not None and job.state in PLACED:
+                cap, capped_w = self._caps.cap_of(job.id), self._caps.lowest_w.get(job.id)
             learned_s = self._learned_s(job)
             key: tuple[object, ...] = (job.seq, learned_s, cap)
             stands = None
@@ -422,6 +436,8 @@ class Control:
                     view = freezing_view(view, job, attempt.frozen_s, now, stands.cannot, stands.frozen_w)
                 cached = (key, view if cap == 1.0 else replace(view, cap=cap))
                 self._views[job.id] = cached
+            if cached[1].capped_w != capped_w:
+                cached = self._views[job.id] = (key, replace(cached[1], capped_w=capped_w))
             views.append(cached[1])
         return views
 
@@ -473,8 +489,10 @@ class Control:
             elif isinstance(action, Hold) and holds < MAX_HOLDS:
                 planned = (action.planned_region, action.planned_start_at)
                 same_plan = planned == (job.planned_region, job.planned_start_at)
-                if same_plan and (job.reason == action.reason or action.planned_start_at is not None or self._said_lately(job)):
+                if same_plan and (job.reason == action.reason or self._said_lately(job, action, world.plan)):
                     continue  # only the figures in its sentence moved
+                self._said_at[job.id] = self._wall()
+                self._said_by[job.id] = world.plan.note if world.plan is not None else ""
                 holds += 1
                 planned_fields = {"planned_region": planned[0], "planned_start_at": planned[1]}
                 changes.append(change(job, now, "plan", action.reason, fields=planned_fields))
@@ -484,12 +502,13 @@ class Control:
         """Whether an attempt keeps its cluster busy with starting it. One that waits there for a node does not for long."""
         return attempt.accepted_at is None or now - attempt.accepted_at < timedelta(seconds=STARTING_S * self.clock.speed)
 
-    def _said_lately(self, job: Job) -> bool:
+    def _said_lately(self, job: Job, action: Hold, plan: Plan | None) -> bool:
         """Whether a waiting job got a new sentence moments ago: figures in it move all the time, and each is a row."""
-        if self._wall() - self._said_at.get(job.id, float("-inf")) < SAY_AGAIN_S and not job.reason.startswith("submitted"):
-            return True
-        self._said_at[job.id] = self._wall()
-        return False
+        by_plan = plan is not None and action.planned_start_at is not None
+        again_s = SAY_PLAN_AGAIN_S if by_plan else SAY_AGAIN_S
+        other = plan is not None and by_plan and self._said_by.get(job.id, plan.note) != plan.note
+        recent = self._wall() - self._said_at.get(job.id, float("-inf")) < again_s
+        return recent and not other and not job.reason.startswith("submitted")
 
     def _record(self, changes: Sequence[Change]) -> None:
         """Write changes; what went stale meanwhile is decided anew in the next tick."""
@@ -512,6 +531,7 @@ class Control:
                 attempt = self._attempts.get(made.job_id)
                 if attempt is not None:
                     self._launching.forget(attempt.submission_id)
+                    self._last_seen.forget(attempt.submission_id)
                     self._logs.finalize(attempt)
         self._refresh()
 
@@ -717,10 +737,7 @@ class Control:
         if (trouble := self._standing.trouble) is not None:
             raised.append(AlarmStatus("planner", None, trouble, now))
         self._refused.clear()
-        before = self._alarms
-        self._alarms = {
-            alarm.key: replace(alarm, since=before[alarm.key].since) if alarm.key in before else alarm for alarm in raised
-        }
+        self._alarms = status.by_key(raised, self._alarms)
 
     def snapshot(self) -> Snapshot:
         """The last world and what was observed. Thread-safe: it reads values that are replaced, never changed."""

@@ -173,14 +173,29 @@ def check_port(config: Config) -> Iterator[Finding]:
         refusal = error
     ask = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     with contextlib.suppress(requests.RequestException, ValueError):
-        answer = requests.get(f"http://{ask}:{port}/v1/status", timeout=_HTTP_S)
+        token = os.environ.get("GRIDSHIFT_TOKEN")
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        answer = requests.get(f"http://{ask}:{port}/v1/status", headers=headers, timeout=_HTTP_S)
         body = answer.json()
         if answer.status_code in (200, 401) and isinstance(body, dict) and ("energy_basis" in body or "error" in body):
             yield Finding("ok", "port", f"a gridshift control plane listens on {host}:{port} already")
+            yield from _alarms(answer.status_code, body)
             return
     yield Finding(
         "fail", "port", f"cannot listen on {host}:{port}: {refusal.strerror}", "end what uses it, or change server.port"
     )
+
+
+def _alarms(code: int, status: dict[str, object]) -> Iterator[Finding]:
+    """What the control plane that runs wants an operator to know."""
+    alarms = status.get("alarms") if code == 200 else None
+    if isinstance(alarms, list):
+        for alarm in alarms:
+            yield Finding("warn", "alarm", str(alarm["sentence"]))
+        if not alarms:
+            yield Finding("ok", "alarm", "none stands")
+    else:
+        yield Finding("warn", "alarm", "that control plane wants an API token to tell its alarms", "set GRIDSHIFT_TOKEN")
 
 
 def check_region(config: Config, region: RegionConfig, now: Callable[[], datetime]) -> Iterator[Finding]:

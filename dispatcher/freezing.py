@@ -221,7 +221,11 @@ class Freezes:
         """What the GPUs of a frozen job draw, where they are its alone."""
         if held.good_s is None or self._wall() - held.since_s < SETTLED_S:
             return None
-        gpus = [gpu for node in self._nodes.get(held.region or "", ()) for gpu in node.gpus if held.job_id in gpu.jobs]
+        found_on = self._found_on.get(held.job_id, frozenset())
+        there = [gpu for node in self._nodes.get(held.region or "", ()) if node.node_id in found_on for gpu in node.gpus]
+        if any(gpu.jobs is None for gpu in there):
+            return None  # it may have one more, or one less
+        gpus = [gpu for gpu in there if held.job_id in (gpu.jobs or ())]
         draws = [gpu.power_w for gpu in gpus if gpu.jobs == (held.job_id,) and gpu.power_w is not None]
         if not draws or len(draws) < len(gpus):
             return None

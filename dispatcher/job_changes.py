@@ -100,4 +100,5 @@ def view_of(job: Job, learned_s: float | None = None, gpu_type: str | None = Non
         planned_region=job.planned_region,
         planned_start_at=job.planned_start_at,
         gpu_type=gpu_type,
+        run_now=job.run_now_at is not None,
     )

@@ -36,6 +36,14 @@ MAX_TEMP_DIR_CHARS = 40
 #: Wall seconds after which a killed process that is still there is an error.
 KILL_LIMIT_S = 10.0
 MIB = 1 << 20
+_TOO_BUSY = "this machine is too busy to start it in time; end other work here, or try again later"
+#: What Ray's own words mean, where that is known.
+_REASONS = (
+    ("timed out during startup", _TOO_BUSY),
+    ("No space left on device", "the disk is full; free some space"),
+    ("Cannot allocate memory", "there is not enough memory; end other work here"),
+    ("Address already in use", "another process took one of its ports; try again"),
+)
 
 
 def free_port() -> int:
@@ -136,7 +144,8 @@ class LocalRay:
 
     Its state file lies in ``base_dir``, so that the next start there cleans up what a crash left behind. ``num_gpus`` None
     lets Ray count the GPUs. ``token_mode`` makes the cluster demand a token, which is then in ``token``. Raises GridshiftError
-    when Ray is not installed, does not start in time, or when another live process already runs this one.
+    when Ray is not installed, does not start in time, or when another live process already runs this one; what Ray said then
+    stays in ``log_dir`` (None: ``base_dir``).
     """
 
     def __init__(
@@ -150,13 +159,14 @@ class LocalRay:
         object_store_mb: int = 100,
         env: dict[str, str] | None = None,
         start_limit_s: float = START_LIMIT_S,
+        log_dir: Path | None = None,
     ) -> None:
         self.name = name
         self.token: str | None = secrets.token_urlsafe(24) if token_mode else None
         self._base_dir = base_dir
         self._num_cpus, self._num_gpus, self._object_store_mb = num_cpus, num_gpus, object_store_mb
         self._extra_env = dict(env or {})
-        self._limit_s = start_limit_s
+        self._limit_s, self._log_dir = start_limit_s, log_dir or base_dir
         self._port: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: subprocess.Popen[bytes] | None = None
@@ -327,6 +337,10 @@ class LocalRay:
             "PYTHONUNBUFFERED": "1",
             **self._extra_env,
         }
+        if home.parent == Path(tempfile.gettempdir()):
+            # Python's forkservers below the head leave a folder each where temporary files go; so these go with the head.
+            (home / "t").mkdir(exist_ok=True)
+            env["TMPDIR"] = str(home / "t")
         if self.token is not None:
             path = home / "token"
             path.touch(mode=0o600)
@@ -358,9 +372,18 @@ class LocalRay:
         return bool(nodes.ok and nodes.json()["data"]["result"]["result"])
 
     def _story(self, what: str) -> str:
-        log = self._home / "head.log" if self._home else None
-        text = log.read_text(errors="replace") if log and log.exists() else ""
-        return f"the local Ray {self.name!r} {what}; it said:\n{text[-1500:].strip() or 'nothing'}"
+        """One sentence for people; all that Ray said goes to a file that stays, for it says much and rarely why."""
+        head = self._home / "head.log" if self._home else None
+        said = head.read_bytes() if head is not None and head.exists() else b""
+        kept = self._log_dir / f"local-ray-{self.name}.log"
+        kept.write_bytes(said)
+        tail = said.decode(errors="replace")
+        why = next((reason for words, reason in _REASONS if words in tail), "")
+        load, cores = os.getloadavg()[0], os.cpu_count() or 1
+        if not why and load > 2 * cores:
+            why = _TOO_BUSY
+        why = f": {why}" if why else ""
+        return f"the local Ray {self.name!r} {what}{why} (load {load:.0f} on {cores} cores; what Ray said is in {kept})"
 
     def _end(self) -> None:
         """End the processes of this try and remove its folder."""

@@ -19,7 +19,11 @@ Version = tuple[int, int]
 #: Why a job has no place although it was asked for.
 NO_PLACE = "no region can take it"
 
-WARMING_UP = "the planner is warming up: its solver is being compiled; until then jobs are placed one by one"
+WARMING_UP = (
+    "the planner is warming up: its solver is being compiled for this machine, once after an installation or an upgrade, which"
+    " takes a few minutes, and more where its processors are busy; until then jobs are placed one by one, within the same"
+    " limits and deadlines, without power caps"
+)
 
 
 class PlanFailed(GridshiftError):

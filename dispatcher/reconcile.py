@@ -5,7 +5,7 @@ It knows nothing of clusters or stores. A status that could not be fetched never
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import takewhile
 from typing import Any
@@ -23,6 +23,8 @@ LOST_ERRORS = frozenset({"JOB_SUPERVISOR_ACTOR_DIED", "JOB_SUPERVISOR_ACTOR_UNKN
 #: A cluster that was not restarted and yet denies an attempt is believed after this many wall seconds: a proxy that has lost
 #: its way says the same, while the attempt goes on.
 SAME_SESSION_S = 60.0
+#: An attempt that was last known to run so long before its loss was noticed (s) says so.
+UNSEEN_S = 30.0
 #: Ray says this of a job whose supervisor cannot be made, from a broken cluster as well as from a runtime_env that cannot work.
 START_FAILURE = "JOB_SUPERVISOR_ACTOR_START_FAILURE"
 #: So it is tried again, and after this many times in a row the job is at fault.
@@ -225,18 +227,28 @@ def thaw(
     )
 
 
-def lost(job: Job, attempt: Attempt, why: str, now: datetime, *, books: Books, retry: Retry) -> Change:
+def lost(
+    job: Job, attempt: Attempt, why: str, now: datetime, *, books: Books, retry: Retry, known_until: datetime | None = None
+) -> Change:
     """The change for an attempt that is gone without an end: checkpoint jobs are queued again, others while attempts last.
+
+    It counts up to ``known_until``, when it was last known to run (None: until now): nobody knows what it used after that.
 
     The next attempt waits ``retry.after_s``, so that a driver orphaned by its head's death is gone first.
     """
+    ended_at = now if known_until is None else known_until
+    if (now - ended_at).total_seconds() >= UNSEEN_S and attempt.started_at is not None:
+        why += f"; it is known to have run until {ended_at:%H:%M:%S}Z, and used at least what it had by then"
+    left = {"ended_at": ended_at, "outcome": "lost", "message": why, **stood(job, attempt, ended_at)}
     again = job.flex.pausable is Pausable.CHECKPOINT or retry.losses + 1 < job.flex.max_attempts
     if job.cancel_requested_at is not None:
-        return finish(job, JobState.CANCELLED, f"cancelled; {why}", now, books=books, attempt=attempt, outcome="lost")
+        made = finish(job, JobState.CANCELLED, f"cancelled; {why}", now, books=books, attempt=attempt, outcome="lost")
+        return replace(made, attempt_fields={**left, "message": f"cancelled; {why}"})
     if not again:
         limit = job.flex.max_attempts
         reason = f"attempt {job.attempt} was lost: {why}; it is not restarted because gridshift.max_attempts is {limit}"
-        return finish(job, JobState.FAILED, reason, now, books=books, attempt=attempt, outcome="lost")
+        made = finish(job, JobState.FAILED, reason, now, books=books, attempt=attempt, outcome="lost")
+        return replace(made, attempt_fields={**left, "message": reason})
     to = JobState.QUEUED
     if job.state is JobState.LAUNCHING and job.pauses > 0:
         to = JobState.PAUSED
@@ -256,7 +268,7 @@ def lost(job: Job, attempt: Attempt, why: str, now: datetime, *, books: Books, r
             **({"frozen_at": None, "rested_at": None} if job.frozen_at is not None or job.rested_at is not None else {}),
             **_usage_fields(job, books),
         },
-        attempt_fields={"ended_at": now, "outcome": "lost", "message": why, **stood(job, attempt, now)},
+        attempt_fields=left,
     )
 
 
@@ -336,10 +348,12 @@ def reconcile(
     retry: Retry,
     times_missing: int,
     missing_s: float = 0.0,
+    known_until: datetime | None = None,
 ) -> Change | None:
     """What ``seen`` means for ``job``, or None when it says nothing new.
 
-    ``books`` hold what the attempt has used up to its end, should it turn out to have ended. ``times_missing`` counts the
+    ``books`` hold what the attempt has used up to its end, should it turn out to have ended; one that its cluster knows no more
+    ended at ``known_until`` (None: now), as far as is known. ``times_missing`` counts the
     observations in a row (this one included) in which the cluster did not know the attempt, over ``missing_s`` wall seconds.
     """
     status = seen.status
@@ -357,7 +371,7 @@ def reconcile(
             if restarted
             else f"{attempt.region} knows it no more (deleted there?)"
         )
-        return lost(job, attempt, why, now, books=books, retry=retry)
+        return lost(job, attempt, why, now, books=books, retry=retry, known_until=known_until)
 
     if status.status is RayStatus.PENDING:
         sentence = f"starting in {attempt.region}" + (f": {status.message}" if status.message else "")

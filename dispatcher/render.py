@@ -12,6 +12,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from policies.sentences import amount
+
 Json = Mapping[str, Any]
 
 STATE_STYLES = {
@@ -25,6 +27,9 @@ STATE_STYLES = {
     "cancelled": "dim",
 }
 _BLOCKS = "▁▂▃▄▅▆▇█"
+#: Columns of sentences: they take several lines where the others would lose theirs.
+_FOLDED = ("reason", "message")
+_ENDED = ("succeeded", "failed", "cancelled")
 _PLAIN_WIDTH = 160  # where no terminal says how wide it is
 
 
@@ -66,7 +71,16 @@ def number(value: object, digits: int = 2, unit: str = "") -> str | None:
     """A number with its unit, None when it is not known."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
-    return f"{value:,.{digits}f}{' ' + unit if unit else ''}"
+    told = f"{value:,.{digits}f}"
+    told = told.removeprefix("-") if not told.strip("-0.,") else told  # nothing has no sign
+    return f"{told}{' ' + unit if unit else ''}"
+
+
+def quantity(value: object, digits: int = 2, unit: str = "") -> str | None:
+    """As ``number``, of what may be very little: with as many more digits as say something."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    return amount(value, unit, digits)
 
 
 def span(seconds: object) -> str | None:
@@ -86,7 +100,9 @@ def table(*columns: str, right: Iterable[str] = ()) -> Table:
     made = Table(box=None, pad_edge=False, header_style="bold")
     numbers = set(right)
     for title in columns:
-        made.add_column(title, justify="right" if title in numbers else "left", no_wrap=title != "reason", overflow="ellipsis")
+        made.add_column(
+            title, justify="right" if title in numbers else "left", no_wrap=title not in _FOLDED, overflow="ellipsis"
+        )
     return made
 
 
@@ -114,7 +130,7 @@ def jobs_table(jobs: Sequence[Json]) -> RenderableType:
             cell(job["id"]),
             state_cell(job["state"]),
             cell(region),
-            cell(when(job.get("planned_start_at"))),
+            cell(when(job.get("planned_start_at")) if job["state"] not in _ENDED else None),
             cell(when(job.get("deadline_at"))),
             cell(job.get("reason")),
         )
@@ -124,6 +140,7 @@ def jobs_table(jobs: Sequence[Json]) -> RenderableType:
 def job_view(job: Json) -> RenderableType:
     """Everything about one job."""
     money = job.get("cost_currency") or ""
+    ended = job["state"] in _ENDED
     parts: list[RenderableType] = [
         facts(
             [
@@ -134,7 +151,7 @@ def job_view(job: Json) -> RenderableType:
                 ("entrypoint", job.get("entrypoint")),
                 ("region", job.get("region")),
                 ("attempt", job.get("attempt") or None),
-                ("planned", _planned(job)),
+                ("planned", None if ended else _planned(job)),
                 ("submitted", when(job.get("submitted_at"))),
                 ("started", when(job.get("started_at"))),
                 ("finished", when(job.get("finished_at"))),
@@ -142,17 +159,18 @@ def job_view(job: Json) -> RenderableType:
                 ("deadline", when(job.get("deadline_at"))),
                 ("late by", span(job.get("late_s")) if job.get("late_s") else None),
                 ("run time", span(job.get("runtime_s"))),
-                ("remaining", span(job.get("remaining_s"))),
-                ("GPUs", job.get("gpus")),
+                ("remaining", None if ended else span(job.get("remaining_s"))),
+                ("GPUs", f"{job['gpus']:g}" if isinstance(job.get("gpus"), int | float) else None),
                 ("mean draw", number(job.get("power_w"), 0, "W")),
                 ("pausable", job.get("pausable")),
                 ("pauses", job.get("pauses") or None),
                 ("held by owner", "yes" if job.get("held") else None),
+                ("run now", "whatever power costs, as its owner asked" if job.get("run_now") else None),
                 ("group", job.get("group")),
                 ("team", job.get("team")),
                 ("energy", _energy(job)),
-                ("cost", number(job.get("cost"), 3, money)),
-                ("carbon", number(job.get("carbon_kg"), 3, "kg CO2e")),
+                ("cost", quantity(job.get("cost"), 3, money)),
+                ("carbon", quantity(job.get("carbon_kg"), 3, "kg CO2e")),
                 ("error", job.get("error_type")),
                 ("exit code", job.get("exit_code")),
                 ("times", "UTC"),
@@ -172,7 +190,7 @@ def job_view(job: Json) -> RenderableType:
 
 def _energy(job: Json) -> str | None:
     """What a job used, and what that rests on."""
-    told = number(job.get("energy_kwh"), 3, "kWh")
+    told = quantity(job.get("energy_kwh"), 3, "kWh")
     return f"{told} ({job.get('energy_basis') or 'basis unknown'}, PUE included)" if told else None
 
 
@@ -208,7 +226,7 @@ def regions_table(regions: Sequence[Json]) -> RenderableType:
         made.add_row(
             cell(region["name"]),
             cell("up", "green") if region.get("reachable") else cell("unknown", "bold red"),
-            cell(f"{used if used is not None else '?'}/{total if total is not None else '?'}"),
+            cell("/".join("?" if gpus is None else f"{gpus:g}" for gpus in (used, total))),
             cell(region.get("jobs_running")),
             cell(number(region.get("draw_w"), 0, "W")),
             cell(number(min(limits), 0, "W") if limits else None),
@@ -224,6 +242,13 @@ def _signal_now(signal: Json | None) -> str | None:
         return None
     value = number(signal.get("now"), 1)
     return f"{value} {signal.get('unit', '')}" if value else f"unknown ({signal.get('source', '?')})"
+
+
+def alarm_lines(alarms: Iterable[Json] | None) -> list[str]:
+    """What an operator must know, one line each; None says that it is not known."""
+    if alarms is None:
+        return ["the control plane does not say whether there are alarms"]
+    return [f"ALARM since {when(alarm.get('since')) or '?'}Z: {clean(alarm['sentence'])}" for alarm in alarms]
 
 
 def grid_events_table(events: Sequence[Json]) -> RenderableType:
@@ -255,19 +280,32 @@ def savings_view(savings: Json) -> RenderableType:
         got, base = totals.get(key), totals.get(f"{key}_run_now")
         saved = None
         if got is not None and base is not None:
-            saved = f"{number(base - got, digits, unit)}" + (f" ({(base - got) / base:.0%})" if base > 0 else "")
-        made.add_row(name, cell(number(got, digits, unit)), cell(number(base, digits, unit)), cell(saved))
+            saved = f"{quantity(base - got, digits, unit)}" + (f" ({_share(base - got, base)})" if base > 0 else "")
+        made.add_row(name, cell(quantity(got, digits, unit)), cell(quantity(base, digits, unit)), cell(saved))
     lines: list[RenderableType] = [
         facts(
             [
                 ("jobs", totals.get("jobs")),
-                ("energy", f"{number(totals.get('energy_kwh'), 2, 'kWh') or 'unknown'} ({savings.get('energy_basis')})"),
+                ("energy", f"{quantity(totals.get('energy_kwh'), 2, 'kWh') or 'unknown'} ({_basis(savings)})"),
                 ("deadlines missed", totals.get("deadline_misses")),
             ]
         ),
         made,
     ]
     return Group(*lines, *(Text(f"note: {clean(caveat)}", style="dim") for caveat in savings.get("caveats") or ()))
+
+
+def _share(part: float, whole: float) -> str:
+    told = f"{part / whole:.0%}"
+    return "0%" if told == "-0%" else told
+
+
+def _basis(savings: Json) -> str:
+    """What an energy rests on: of several kinds, how many jobs each."""
+    counts: Mapping[str, int] = savings.get("energy_bases") or {}
+    if len(counts) < 2:
+        return str(savings.get("energy_basis"))
+    return f"mixed: {', '.join(f'{count} {basis}' for basis, count in counts.items())}"
 
 
 # --- time as columns -----------------------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ def _gpu(made: Table, gpu: Json, leases: Iterable[Json]) -> None:
     shown = {"execution_idle": "idle, held", "deep_idle": "idle"}.get(state, state)
     made.add_row(
         cell(f"      {gpu['index']} {gpu['name']}" + (" SIMULATED" if _needs_mark(gpu) else "")),
-        cell(", ".join(gpu["jobs"])),
+        cell("unknown" if gpu["jobs"] is None else ", ".join(gpu["jobs"])),
         _watts(gpu["power_w"], ""),
         _limit(gpu["enforced_w"]),
         cell(number(gpu["temperature_c"], 0, "°C")),

@@ -11,7 +11,22 @@ from datetime import datetime, timedelta
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from dispatcher.render import Axis, Json, cell, clean, facts, number, sampled, span, sparkline, state_cell, table, time_of, when
+from dispatcher.render import (
+    Axis,
+    Json,
+    cell,
+    clean,
+    facts,
+    quantity,
+    sampled,
+    span,
+    sparkline,
+    state_cell,
+    table,
+    time_of,
+    when,
+)
+from policies.sentences import FINEST
 
 RUNS, PAUSED, WAITS, DEADLINE, NOW = "█", "─", "·", "|", "┊"
 #: Shortest time ahead that the chart shows.
@@ -23,9 +38,8 @@ _MIN_CHART = 24
 
 def cost(amount: object, currency: str) -> str | None:
     """A sum such as "1.23 EUR"; small ones keep figures that say something. None when it is not known."""
-    if not isinstance(amount, int | float) or isinstance(amount, bool):
-        return None
-    return number(amount, 4 if 0 < abs(amount) < 0.1 else 2, currency)
+    small = isinstance(amount, int | float) and FINEST <= abs(amount) < 0.1
+    return quantity(amount, 4 if small else 2, currency)
 
 
 # --- the chart ------------------------------------------------------------------------------------------------------------
@@ -207,8 +221,8 @@ def _chosen(placement: Json, job: Json, money: str) -> RenderableType:
             ("late", span(placement["late_s"]) if placement.get("late_s") else None),
             ("cost", cost(placement.get("cost"), money) or "unknown: a price is missing"),
             ("if run now", _against(placement.get("run_now_cost"), placement.get("cost"), money)),
-            ("energy", number(placement.get("energy_kwh"), 3, "kWh")),
-            ("carbon", number(placement.get("carbon_kg"), 3, "kg CO2e") or "unknown"),
+            ("energy", quantity(placement.get("energy_kwh"), 3, "kWh")),
+            ("carbon", quantity(placement.get("carbon_kg"), 3, "kg CO2e") or "unknown"),
         ]
     )
 
@@ -221,7 +235,7 @@ def _against(other: object, chosen: object, money: str) -> str | None:
 
 def _difference(other: object, chosen: object, money: str) -> str:
     """ "1.50 EUR more"; empty when one is not known or nothing lies between them."""
-    if not isinstance(other, int | float) or not isinstance(chosen, int | float) or abs(other - chosen) < 5e-5:
+    if not isinstance(other, int | float) or not isinstance(chosen, int | float) or abs(other - chosen) < FINEST:
         return ""
     return f"{cost(abs(other - chosen), money)} {'more' if other > chosen else 'less'}"
 

@@ -16,7 +16,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
@@ -25,10 +25,12 @@ from typing import Any
 import uvicorn
 import uvloop
 
+from dispatcher.agent.messages import MAX_FRAME_BYTES
 from dispatcher.api.app import create_app, our_version
 from dispatcher.api.intake import IntakeProtocol
 from dispatcher.api.patience import allow_many_files
 from dispatcher.api.services import Snapshot
+from dispatcher.checkpoints import tidy
 from dispatcher.clock import Clock, ReplayClock, SystemClock
 from dispatcher.clusters.ray_http import RayCluster
 from dispatcher.config import Config, RegionConfig
@@ -66,6 +68,8 @@ log = logging.getLogger("gridshift")
 FEEDS_AT_ONCE = 8
 #: The setting in which the number of control planes so far stands: agents obey none with a lower one.
 EPOCH_SETTING = "agents.epoch"
+#: Wall s between two rounds of tidying jobs' checkpoint folders.
+CHECKPOINTS_S = 300.0
 #: Calls to one region's cluster that may run at once.
 CALLS_PER_REGION = 4
 
@@ -267,6 +271,12 @@ def agent_tokens(secret: bytes) -> Callable[[str], str]:
     return lambda region: hmac.new(secret, f"agents {region}".encode(), hashlib.sha256).hexdigest()
 
 
+def log_tidied(job_ids: Sequence[str]) -> None:
+    """Say whose checkpoints were removed."""
+    if job_ids:
+        log.info("removed checkpoint folders that are not needed any more: %s", ", ".join(job_ids))
+
+
 def checkpoint_dirs(config: Config) -> Callable[[str, str], str]:
     """(region, job id) -> the job's checkpoint folder as that region's nodes see it."""
     default = str(config.checkpoint_root())
@@ -347,6 +357,8 @@ def run(config: Config, *, on_ready: Callable[[], None] = lambda: None) -> int:
         energy = EnergyBook(store.engine, Keep(config.energy.minutes_kept_days, config.energy.hours_kept_days))
         stack.callback(energy.close)
         hub.on_energy = lambda rows: energy.take(rows, SystemClock().now())
+        configured = {region.name for region in config.regions}
+        hub.remember((n.node_id, n.region, n.last_seen_at) for n in energy.known_nodes() if n.region in configured)
         fleet = FleetNow(config, hub, energy)
         caps = CapLoop(config, hub, speed=clock.speed)
         for region in regions:
@@ -396,6 +408,8 @@ def run(config: Config, *, on_ready: Callable[[], None] = lambda: None) -> int:
         meters = make_meters(config, store, hub, control)
         stack.callback(meters.close)
         control.loops.append(Loop("meters", max(1.0, meters.period_s / clock.speed), meters.read_meters))
+        roots = {Path(checkpoint_dirs(config)(region.name, "")) for region in config.regions}
+        control.loops.append(Loop("checkpoints", CHECKPOINTS_S, lambda _: log_tidied(tidy(sorted(roots), store.job))))
         control.loops.append(Loop("leader", 5.0, _leadership_check(leadership)))
         live = LiveLoops(
             control.loops, clock, nudged={"control": 0.005, "plan": 0.5, "place": 0.005, "ingest": 0.5, "forecast": 0.5}
@@ -456,7 +470,8 @@ async def _serve(
             http=IntakeProtocol,
             proxy_headers=False,  # nothing here goes by a caller's address, and anyone can write those headers
             timeout_graceful_shutdown=5,
-            ws_max_size=1 << 20,
+            ws_max_size=MAX_FRAME_BYTES,
+            ws_max_queue=8,  # frames that wait to be taken hold memory
         )
     )
     loop = asyncio.get_running_loop()

@@ -8,7 +8,7 @@ from dispatcher.errors import IllegalMove
 from policies.world import JobState as S
 
 EDGES: dict[tuple[S, S], str] = {
-    (S.QUEUED, S.LAUNCHING): "its turn has come",
+    (S.QUEUED, S.LAUNCHING): "its turn has come, or its owner asked for it to run now",
     (S.QUEUED, S.CANCELLED): "cancelled before it started",
     (S.QUEUED, S.FAILED): "no attempts left",
     (S.LAUNCHING, S.RUNNING): "the cluster runs it",
@@ -28,7 +28,7 @@ EDGES: dict[tuple[S, S], str] = {
     (S.PAUSING, S.FAILED): "it failed while pausing",
     (S.PAUSING, S.CANCELLED): "cancelled while pausing",
     (S.PAUSING, S.QUEUED): "its attempt was lost while pausing",
-    (S.PAUSED, S.LAUNCHING): "its turn has come again",
+    (S.PAUSED, S.LAUNCHING): "its turn has come again, or its owner asked for it to run now",
     (S.PAUSED, S.CANCELLED): "cancelled while paused",
 }
 

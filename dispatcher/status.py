@@ -2,6 +2,7 @@
 their last pictures."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from dispatcher.api.services import AlarmStatus, LoopStatus, RegionStatus
@@ -18,6 +19,19 @@ _NAMED = 5
 def decided(actions: Sequence[Action], now: datetime) -> list[AlarmStatus]:
     """Alarms that a decision raised."""
     return [AlarmStatus(a.key, a.region, a.sentence, now) for a in actions if isinstance(a, Alarm)]
+
+
+def by_key(raised: Iterable[AlarmStatus], before: Mapping[str, AlarmStatus]) -> dict[str, AlarmStatus]:
+    """One alarm a key: what several tell of the same trouble (of a limit: what is expected, and what is measured) stands in one
+    sentence. One that stood ``before`` is as old as it was."""
+    told: dict[str, AlarmStatus] = {}
+    for alarm in raised:
+        known = told.get(alarm.key)
+        if known is None:
+            told[alarm.key] = replace(alarm, since=before[alarm.key].since) if alarm.key in before else alarm
+        elif alarm.sentence not in known.sentence:
+            told[alarm.key] = replace(known, sentence=f"{known.sentence}; {alarm.sentence}")
+    return told
 
 
 def unreachable(regions: Iterable[Region], now: datetime) -> list[AlarmStatus]:

@@ -29,9 +29,10 @@ class WorldBuilder:
         book: SignalBook,
         regions: Mapping[str, Region],
         caps: Callable[[str], tuple[CapPoint, ...]] = lambda region: (),
+        unheard: Callable[[str], bool] = lambda region: False,
     ) -> None:
-        """``caps`` tells the power caps that a region's GPUs can be given now."""
-        self._caps = caps
+        """``caps`` tells the power caps that a region's GPUs can be given now, ``unheard`` whether that is not known yet."""
+        self._caps, self._unheard = caps, unheard
         self._config, self._settings, self._store, self._book, self._regions = config, settings, store, book, regions
         tariffs = {region.name: region.tariff.tariff(region.name) for region in config.regions if region.tariff is not None}
         self._peaks = Peaks(tariffs, timedelta(seconds=settings.horizon_s))
@@ -91,6 +92,7 @@ class WorldBuilder:
             demand=self._demand.get(region.name, ()),
             pools=pools,
             caps=self._caps(region.name),
+            unheard=self._unheard(region.name),
             reserved=(),  # headroom for interactive serving: nothing declares any yet
         )
 

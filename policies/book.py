@@ -136,8 +136,9 @@ class Book:
 
 
 def _least_cap(flex: Flexibility) -> float:
-    """The lowest cap a job stands: below half of the default limit pausing is better, and flex-0 is never touched."""
-    if flex.tier == "flex-0":
+    """The lowest cap a job stands: below half of the default limit pausing is better, flex-0 is never touched, and a cap on
+    GPUs does nothing to a job that has none."""
+    if flex.tier == "flex-0" or flex.gpus <= 0:
         return 1.0
     return 0.5 if flex.min_cap is None else flex.min_cap
 
@@ -147,7 +148,7 @@ def plannable(job: JobView) -> bool:
     if not job.flex.flexible or job.held or job.cancel_requested or job.pause_requested:
         return False
     if job.state is JobState.RUNNING:
-        return job.flex.pausable is Pausable.CHECKPOINT
+        return job.flex.pausable is Pausable.CHECKPOINT and not job.run_now
     return job.state is JobState.QUEUED or job.state is JobState.PAUSED
 
 

@@ -13,13 +13,14 @@ from policies.freezing import (
     NOT_WORTH_WAKING_S,
     freeze_max_s,
     freezes,
+    frozen_w,
     is_used_up,
     left_s,
     may_freeze,
     wake_margin_s,
     why_not,
 )
-from policies.room import SLACK, Room, drawn_w, rooms, running_w, spared_w
+from policies.room import SLACK, Room, drawn_w, least_w, rooms, running_w
 from policies.sentences import hhmm, kw, span
 from policies.turns import (
     ASK_EARLIER_S,
@@ -29,6 +30,7 @@ from policies.turns import (
     last_safe_start,
     launch_or_hold,
     leaving,
+    limit_key,
     may_ask,
     owners_wish,
     pausable_now,
@@ -145,7 +147,7 @@ def _may_thaw(job: JobView, room: Room, frozen: Sequence[JobView], world: World)
     if gap_s is not None and gap_s > NOT_WORTH_WAKING_S:
         return False
     others = [one for one in frozen if one.id != job.id]
-    draw_w = room.draw_w - room.leaving_w + _returns_w(room, job)
+    draw_w = room.staying_w + _returns_w(room, job)
     draw_w += _returning_w(room, others, NOT_WORTH_WAKING_S, world.now)
     limits = [budget.limit_w for budget in room.coming if (budget.start - world.now).total_seconds() <= NOT_WORTH_WAKING_S]
     if room.limit_w is not None:
@@ -158,10 +160,13 @@ def _may_thaw(job: JobView, room: Room, frozen: Sequence[JobView], world: World)
 
 def meet_limit(room: Room, here: Sequence[JobView], world: World, acted: Iterable[str] = ()) -> list[Action]:
     """Pause or freeze what may be until the region is within its limit, cheapest loss first; say so when that is too little.
+    What power caps can do is left to them: only what they cannot take off is asked of anybody.
 
     ``here`` are the jobs placed there; those in ``acted`` are not asked (again).
     """
     acted = acted if isinstance(acted, set) else set(acted)
+    if room.view.unheard:
+        return []  # what caps can do is not known yet, and those of a limit outlast a restart of ours
     excess_w, excess_gpus = room.excess_w, room.excess_gpus
     if excess_w <= 0 and excess_gpus <= 0:
         return [*_before_they_return(room, here, world, acted), *_prepare(room, here, world, acted)]
@@ -191,17 +196,19 @@ def meet_limit(room: Room, here: Sequence[JobView], world: World, acted: Iterabl
     if limited and excess_w > 0:
         fixed = [job for job in here if not leaving(job) and not pausable_now(job) and not freezes(job)]
         deaf = [job.id for job in candidates if not may_ask(job, world)]
-        parts = [f"{len(fixed)} jobs there cannot be paused"] if fixed else []
+        parts = [f"{'1 job' if len(fixed) == 1 else f'{len(fixed)} jobs'} there cannot be paused"] if fixed else []
         if deaf:
             names = ", ".join(deaf[:3]) + (f" and {len(deaf) - 3} more" if len(deaf) > 3 else "")
             parts.append(f"{names} did not answer when asked for a checkpoint")
         parts += _unfrozen(here, world.now)
+        capped = "jobs capped as far as they accept and " if room.caps_w > 0 else ""
         what = " and ".join(parts) or "what draws there is not gridshift's to pause"
         sentence = (
-            f"{room.view.name} is {kw(excess_w)} above its limit of {kw(room.limit_w or 0.0)} ({room.limit_reason}) even with "
-            f"everything pausable paused: {what}; cancelling jobs or raising the limit would meet it"
+            f"by what its jobs are expected to draw {room.view.name} is {kw(excess_w)} above its limit of "
+            f"{kw(room.limit_w or 0.0)} ({room.limit_reason}) even with {capped}everything pausable paused: "
+            f"{what}; cancelling jobs or raising the limit would meet it"
         )
-        actions.append(Alarm(f"limit {room.view.name}", room.view.name, sentence))
+        actions.append(Alarm(limit_key(room.view.name), room.view.name, sentence))
     return actions
 
 
@@ -219,8 +226,9 @@ def _unfrozen(here: Iterable[JobView], now: datetime) -> list[str]:
 
 
 def _gives_w(room: Room, job: JobView) -> float:
-    """What a running job no longer draws at the meter once it has given way, W."""
-    return spared_w(room, job) if freezes(job) else drawn_w(room, job) * room.view.pue
+    """What a running job, capped as far as it accepts, no longer draws at the meter once it has given way, W."""
+    power_w = least_w(room, job)
+    return (max(0.0, power_w - frozen_w(job)) if freezes(job) else power_w) * room.view.pue
 
 
 def _candidates(room: Room, here: Sequence[JobView], world: World, acted: set[str], when: datetime) -> list[JobView]:
@@ -254,7 +262,7 @@ def _before_they_return(room: Room, here: Sequence[JobView], world: World, acted
     if not frozen or room.limit_w is None:
         return []
     actions: list[Action] = []
-    over_w = room.draw_w - room.leaving_w + room.kept_w - room.limit_w
+    over_w = room.staying_w + room.kept_w - room.limit_w
     for job in _candidates(room, here, world, acted, world.now):
         returning_w = _returning_w(room, frozen, _lead_s(job), world.now)
         if returning_w <= 0 or over_w + returning_w <= 0 or not may_ask(job, world) or _gives_w(room, job) <= 0:
@@ -287,7 +295,7 @@ def _prepare(room: Room, here: Sequence[JobView], world: World, acted: set[str])
         staying = [
             j for j in here if not leaving(j) and j.id not in acted and j.id not in asked and _left_s(j, world) > until_s
         ]
-        excess_w = sum(drawn_w(room, job) for job in staying) * room.view.pue + room.view.bypass_w - budget.limit_w
+        excess_w = sum(least_w(room, job) for job in staying) * room.view.pue + room.view.bypass_w - budget.limit_w
         excess_w += _returning_w(room, staying, until_s, world.now)
         for job in _candidates(room, staying, world, acted, budget.start):
             if excess_w <= 0:

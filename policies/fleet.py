@@ -13,16 +13,13 @@ import numpy as np
 from policies import book as col
 from policies.book import NONE, Book
 from policies.grid import Grid, Lane, kept_on, make_grid, make_lane, shifted_away
-from policies.placing import HYSTERESIS, PAUSE_GAIN
+from policies.placing import HYSTERESIS, PAUSE_GAIN, WAIT_GAIN, entry_of
 from policies.problem import Bools, Fleet, Floats, Ints, Work
 from policies.world import CapPoint, JobView, RegionView, World
 
 UNCAPPED = CapPoint(1.0, 1.0, 1.0)
 #: Leaving a job out counts this many times its energy at the highest rate; each higher priority counts this much more.
 UNSERVED, PRIORITY = 10.0, 2.0
-#: A day of waiting must save at least this share of a job's cost (half a thousandth an hour, chosen on the traces of 2022):
-#: less is not worth making its owner wait.
-WAIT_GAIN = 0.012
 
 #: Gives every lane what the plan cannot change, and says of whom: (job, region, seconds).
 ReserveFixed = Callable[[World, Grid, dict[str, Lane]], Sequence[tuple[JobView, str, float]]]
@@ -99,23 +96,33 @@ class Layout:
             return self.fleet
         return replace(self.fleet, masks=np.concatenate((self.fleet.masks, np.array(self.mask_rows))))
 
-    def run_now(self, view: JobView, world: World) -> tuple[str | None, float | None]:
-        """Where a job would run if it started at once, and what that would cost (None: not known)."""
+    def at_once(self, view: JobView, world: World) -> tuple[str, float, float] | None:
+        """Where a job would run if it started as soon as it may (at home, else in its first region), from when to when
+        (seconds); None without a region."""
         names = [one.name for one in self.views if not view.flex.regions or one.name in view.flex.regions]
         if not names:
-            return None, None
-        home = view.region if view.run_started_at is not None and view.region in names else None
-        home = home or (world.settings.default_region if world.settings.default_region in names else names[0])
-        lane = self.base[home]
+            return None
+        if view.run_started_at is not None and view.region in names:
+            ran_s = (world.now - view.run_started_at).total_seconds()
+            return view.region, 0.0, max(view.remaining_s - ran_s, 0.0)
+        home = world.settings.default_region if world.settings.default_region in names else names[0]
+        entry = entry_of(view, self.base[home].view, world)
         waits = [(at - world.now).total_seconds() for at in (view.flex.earliest_at, view.not_before_at) if at is not None]
-        begin = max([0.0, *waits])
-        ran_s = (world.now - view.run_started_at).total_seconds() if view.run_started_at is not None else 0.0
-        end = begin + max(view.remaining_s - ran_s, 0.0) + (0.0 if view.run_started_at is not None else world.settings.launch_s)
-        edges = self.grid.edges
-        before, unknown = lane.integral, lane.unknown_s
-        if _at(edges, unknown, end) - _at(edges, unknown, begin) > 1e-6:
-            return home, None
-        return home, view.flex.power_w / 1000.0 * (_at(edges, before, end) - _at(edges, before, begin))
+        begin_s = max([0.0, *waits]) + entry.delay_s
+        return home, begin_s, begin_s + view.remaining_s + entry.restart_s
+
+    def run_now_cost(self, view: JobView, world: World) -> float | None:
+        """What ``at_once`` would cost, with all that a plan's cost has; None where that is not known."""
+        run = self.at_once(view, world)
+        if run is None:
+            return None
+        home, begin_s, end_s = run
+        lane, edges = self.base[home], self.grid.edges
+        if _at(edges, lane.unknown_s, end_s) - _at(edges, lane.unknown_s, begin_s) > 1e-6:
+            return None
+        stays = view.run_started_at is not None and view.region == home
+        moving = 0.0 if stays else entry_of(view, lane.view, world).cost
+        return view.flex.power_w / 1000.0 * (_at(edges, lane.integral, end_s) - _at(edges, lane.integral, begin_s)) + moving
 
 
 def _at(edges: Floats, table: Floats, when: float) -> float:

@@ -19,6 +19,7 @@ from policies.peak_shaving import Shaving, Verdict
 from policies.placing import (
     HYSTERESIS,
     PAUSE_GAIN,
+    Entry,
     Option,
     Task,
     best_in_lane,
@@ -27,8 +28,11 @@ from policies.placing import (
     make_tasks,
     measure_alone,
     pool_for,
+    price_waits,
 )
-from policies.sentences import hhmm, kw
+from policies.room import SLACK
+from policies.sentences import FINEST, amount, hhmm, kw
+from policies.site_price import SitePrices
 from policies.world import PLACED, Alternative, JobState, JobView, NewPeak, Pausable, Placement, Plan, World
 
 #: The plan is made anew with another order about once for so many jobs, at most MAX_ROUNDS times.
@@ -52,6 +56,7 @@ def plan(world: World) -> Plan:
         fixed[where].append((0.0, length_s, job.flex.power_w * base[where].view.pue))
     for task in tasks:
         task.lay_rules(world, grid, base)
+    price_waits(tasks, base)
     measure_alone(tasks, base, grid)
     order = sorted(tasks, key=lambda task: task.urgency)
     best, lanes = _best_of_rounds(order, world, grid, base)
@@ -59,14 +64,14 @@ def plan(world: World) -> Plan:
     if verdict is not None:
         best, lanes = verdict.outcome.chosen, verdict.outcome.lanes
 
-    placements = {}
+    placements, prices = {}, SitePrices(base, grid, world.settings)
     for task in tasks:
         option = best.get(task.job.id)
         if option is None:
             unplaced[task.job.id] = f"no region can take it: {task.nowhere}"
         else:
             note = verdict.notes.get(task.job.id, "") if verdict is not None else ""
-            placements[task.job.id] = _placement(task, option, world, grid, lanes, note)
+            placements[task.job.id] = _placement(task, option, world, grid, lanes, prices, note)
     objective = _objective(best, tasks, world) + (verdict.outcome.demand_cost if verdict is not None else 0.0)
     bound = min(objective, _bound(best, tasks, grid, base))
     return Plan(
@@ -93,7 +98,8 @@ def reserve_fixed(world: World, grid: Grid, lanes: dict[str, Lane]) -> list[tupl
             if job.state is JobState.PAUSING or job.cancel_requested:
                 length_s = min(length_s, job.flex.checkpoint_s)
             elif job.state is JobState.RUNNING:
-                movable = job.flex.flexible and job.flex.pausable is Pausable.CHECKPOINT and not job.held
+                pausable = job.flex.flexible and job.flex.pausable is Pausable.CHECKPOINT
+                movable = pausable and not job.held and not job.run_now
                 if movable:
                     continue
                 ran_s = (world.now - job.run_started_at).total_seconds() if job.run_started_at else 0.0
@@ -158,13 +164,13 @@ def fill_in(world: World, jobs: Sequence[JobView], beside: Mapping[str, Placemen
     best: dict[str, Option] = {}
     for task in sorted(tasks, key=lambda task: task.urgency):
         _place(task, best, world, grid, lanes)
-    placements = {}
+    placements, prices = {}, SitePrices(base, grid, world.settings)
     for task in tasks:
         option = best.get(task.job.id)
         if option is None:
             unplaced[task.job.id] = f"no region can take it: {task.nowhere}"
         else:
-            placements[task.job.id] = _placement(task, option, world, grid, lanes)
+            placements[task.job.id] = _placement(task, option, world, grid, lanes, prices)
     return FilledIn(placements, unplaced, _objective(best, tasks, world), _bound(best, tasks, grid, base))
 
 
@@ -180,8 +186,7 @@ def alternatives(world: World, job_id: str) -> tuple[Alternative, ...]:
         return ()
     spans = tuple((max(grid.seconds(a), 0.0), grid.seconds(b)) for a, b in placement.intervals)
     option = Option(placement.region, spans, placement.cost or 0.0, known=placement.cost is not None)
-    now_in, now_cost = _run_now(tasks[0], world, grid, lanes)
-    return _alternatives(tasks[0], option, world, grid, lanes, now_in, now_cost, "")
+    return _alternatives(tasks[0], option, world, grid, lanes, _at_once(tasks[0], world, grid, lanes), "")
 
 
 def _beside(
@@ -196,6 +201,7 @@ def _beside(
     reserve_fixed(world, grid, base)
     for task in tasks:
         task.lay_rules(world, grid, base)
+    price_waits(tasks, base)
     measure_alone(tasks, base, grid)
     lanes = {name: lane.copy() for name, lane in base.items()}
     sizes = {job.id: job.flex for job in world.jobs}
@@ -311,14 +317,14 @@ def _cheapest(task: Task, world: World, grid: Grid, lanes: dict[str, Lane]) -> O
     for name in sorted(task.rules, key=lambda name: (name != planned, task.alone[name][0])):
         if not lanes[name].view.reachable:
             continue  # what runs there is unknown, and nothing new is sent there
-        if best is not None and best.clean and task.alone[name][0] >= best.total - gain * abs(best.cost):
+        if best is not None and best.clean and task.alone[name][0] >= best.weight - gain * abs(best.cost):
             continue
-        beat = best.total if best is not None and best.clean else np.inf
+        beat = best.weight if best is not None and best.clean else np.inf
         option = best_in_lane(task, lanes[name], world, grid, beat)
         if option is None:
             continue
         if best is None or option.order < best.order:
-            if best is not None and best.clean and option.clean and option.total >= best.total - gain * abs(best.cost):
+            if best is not None and best.clean and option.clean and option.weight >= best.weight - gain * abs(best.cost):
                 continue
             best, gain = option, HYSTERESIS if name == planned else 0.0
     return best
@@ -330,7 +336,7 @@ def _saves(option: Option, here: Option) -> bool:
     if option.clean and not here.within_rules:
         return True
     more_pauses = 1 + len(option.intervals) - len(here.intervals)
-    return option.total < here.total - PAUSE_GAIN * abs(here.cost) * max(1, more_pauses)
+    return option.weight < here.weight - PAUSE_GAIN * abs(here.cost) * max(1, more_pauses)
 
 
 # --- telling ----------------------------------------------------------------------------------------------------------
@@ -362,14 +368,19 @@ def _bound(best: dict[str, Option], tasks: Iterable[Task], grid: Grid, lanes: di
     return total + sum(min(option.cost, floor) for (_, option), floor in zip(late, floors, strict=True))
 
 
-def _placement(task: Task, option: Option, world: World, grid: Grid, lanes: dict[str, Lane], peak_note: str = "") -> Placement:
+def _placement(
+    task: Task, option: Option, world: World, grid: Grid, lanes: dict[str, Lane], prices: SitePrices, peak_note: str = ""
+) -> Placement:
     lane, job = lanes[option.region], task.job
     begins, ends = np.array([i[0] for i in option.intervals]), np.array([i[1] for i in option.intervals])
     energy_kwh = float(np.sum(ends - begins)) * job.flex.power_w * lane.view.pue / 3.6e6
     carbon = _integral(lane.carbon, grid, begins, ends)
-    now_in, now_cost = _run_now(task, world, grid, lanes)
-    alternatives = _alternatives(task, option, world, grid, lanes, now_in, now_cost, peak_note)
-    reason = _sentence(task, option, world, grid, now_in, now_cost)
+    at_once = _at_once(task, world, grid, lanes)
+    others = dict(lanes)
+    others[option.region] = lane.copy()
+    _reserve(task, option, grid, others, -1.0)
+    alternatives = _alternatives(task, option, world, grid, others, at_once, peak_note)
+    reason = _sentence(task, option, grid, prices, at_once)
     return Placement(
         job_id=job.id,
         region=option.region,
@@ -379,7 +390,7 @@ def _placement(task: Task, option: Option, world: World, grid: Grid, lanes: dict
         carbon_kg=None if np.isnan(carbon) else carbon / 3600.0 * job.flex.power_w * lane.view.pue / 1e6,
         late_s=option.late_s if job.flex.deadline_at is not None else 0.0,
         reason=f"{reason}; {peak_note}" if peak_note else reason,
-        run_now_cost=now_cost,
+        run_now_cost=at_once.cost if at_once is not None else None,
         alternatives=alternatives,
         gpu_type=pool.gpu_type if (pool := pool_for(job, lane.view)) is not None else None,
     )
@@ -395,17 +406,33 @@ def _integral(values: np.ndarray, grid: Grid, begins: np.ndarray, ends: np.ndarr
     return total
 
 
-def _run_now(task: Task, world: World, grid: Grid, lanes: dict[str, Lane]) -> tuple[str | None, float | None]:
-    """Where the job would run if it started at once, and at what cost (None when unknown): at home, else its first region."""
+@dataclass(frozen=True)
+class _AtOnce:
+    """The run that starts as soon as the job may: at home, else in its first region. ``cost`` has what a plan's cost has (None:
+    a price is not known)."""
+
+    region: str
+    begin_s: float
+    end_s: float
+    cost: float | None
+
+    @property
+    def spans(self) -> tuple[tuple[float, float], ...]:
+        return ((self.begin_s, self.end_s),)
+
+
+def _at_once(task: Task, world: World, grid: Grid, lanes: dict[str, Lane]) -> _AtOnce | None:
     names = list(task.rules)
     if not names:
-        return None, None
+        return None
     home = task.running_in or (world.settings.default_region if world.settings.default_region in names else names[0])
-    lane = lanes[home]
-    begin, end = np.array([task.earliest_s]), np.array([task.earliest_s + task.work_s])
-    if lane.unknown(grid, begin, end)[0]:
-        return home, None
-    return home, float(lane.cost(grid, task.job.flex.power_w, begin, end)[0])
+    entry = Entry() if home == task.running_in else task.entry[home]
+    begin_s = task.earliest_s + entry.delay_s
+    end_s = begin_s + task.work_s + entry.restart_s
+    lane, begin, end = lanes[home], np.array([begin_s]), np.array([end_s])
+    known = not lane.unknown(grid, begin, end)[0]
+    cost = float(lane.cost(grid, task.job.flex.power_w, begin, end)[0]) + entry.cost if known else None
+    return _AtOnce(home, begin_s, end_s, cost)
 
 
 def _alternatives(
@@ -414,43 +441,68 @@ def _alternatives(
     world: World,
     grid: Grid,
     lanes: dict[str, Lane],
-    now_in: str | None,
-    now_cost: float | None,
+    at_once: _AtOnce | None,
     peak_note: str,
 ) -> tuple[Alternative, ...]:
-    """What the plan would have done otherwise: start now, and the best in each other region, with what each would cost."""
+    """What the plan would have done otherwise: start now, and the best in each other region, with what each would cost.
+    ``lanes`` have all other jobs and not this one."""
     found = []
-    start_s = option.intervals[0][0]
-    unit = world.settings.currency
-    if now_in is not None and (now_in != option.region or start_s > task.earliest_s + 1.0):
-        more = None if now_cost is None or not option.known else now_cost - option.cost
-        why = (
-            "its cost is unknown"
-            if more is None
-            else (f"costs {more:.3g} {unit} more" if more > 0 else peak_note or "has no room for it now")
-        )
-        found.append(Alternative(now_in, grid.moment(task.earliest_s), now_cost, why))
-    for name, (_, cost, start_s) in task.alone.items():
+    if at_once is not None and (at_once.region != option.region or option.intervals[0][0] > at_once.begin_s + 1.0):
+        name, cost, last_s = at_once.region, at_once.cost, at_once.end_s
+        why = _why_not(task, option, world, grid, lanes[name], at_once.begin_s, last_s, cost, peak_note)
+        found.append(Alternative(name, grid.moment(at_once.begin_s), cost, why))
+    for name, (_, alone_cost, start_s) in task.alone.items():
         if name == option.region:
             continue
-        lane, begin, end = lanes[name], np.array([start_s]), np.array([start_s + task.work_s])
-        rules = task.rules[name]
-        if not np.isfinite(cost):
+        if not np.isfinite(alone_cost):
             found.append(Alternative(name, grid.moment(start_s), None, "would end after the deadline"))
-        elif lane.unknown(grid, begin, end)[0]:
-            found.append(Alternative(name, grid.moment(start_s), None, "its cost is unknown"))
-        elif rules is not None and rules[min(int(grid.slots_until(end)[0]), len(rules)) - 1]:
-            found.append(Alternative(name, grid.moment(start_s), cost, "a ceiling or a shift rule forbids it"))
-        elif cost > option.cost:
-            why = f"costs {cost - option.cost:.3g} {unit} more"
-            found.append(Alternative(name, grid.moment(start_s), cost, why))
-        else:
-            found.append(Alternative(name, grid.moment(start_s), cost, "its room is taken then, or it saves too little"))
+            continue
+        end_s = start_s + task.work_s + (0.0 if name == task.running_in else task.entry[name].restart_s)
+        unknown = bool(lanes[name].unknown(grid, np.array([start_s]), np.array([end_s]))[0])
+        cost = None if unknown else alone_cost
+        why = _why_not(task, option, world, grid, lanes[name], start_s, end_s, cost, peak_note)
+        found.append(Alternative(name, grid.moment(start_s), cost, why))
     return tuple(found[:MAX_ALTERNATIVES])
 
 
-def _sentence(task: Task, option: Option, world: World, grid: Grid, now_in: str | None, now_cost: float | None) -> str:
-    job, settings = task.job, world.settings
+def _why_not(
+    task: Task,
+    option: Option,
+    world: World,
+    grid: Grid,
+    lane: Lane,
+    begin_s: float,
+    end_s: float,
+    cost: float | None,
+    peak_note: str,
+) -> str:
+    """Why a run over ``[begin_s, end_s)`` was not chosen: what stands against it, before what it costs."""
+    first = max(int(np.searchsorted(grid.edges, begin_s + SLACK, side="right")) - 1, 0)
+    touched = slice(first, max(int(grid.slots_until(np.array([end_s]))[0]), first + 1))
+    rules = task.rules[lane.view.name]
+    if not lane.view.reachable:
+        return "it does not answer"
+    if lane.blocked(task.job.flex.gpus, task.job.flex.power_w)[touched].any():
+        return "has no room for it then"
+    if rules is not None and rules[touched].any():
+        return "a ceiling or a shift rule forbids it"
+    if cost is None or not option.known:
+        return "its cost is unknown"
+    if end_s > task.deadline_s - task.slack_s and option.within_slack:
+        return "would leave too little time before its deadline"
+    more = cost - option.cost
+    if more > max(FINEST, 1e-3 * abs(option.cost)):
+        return f"costs {amount(more, world.settings.currency)} more"
+    if peak_note:
+        return peak_note
+    if more > -max(FINEST, 1e-3 * abs(option.cost)):
+        return "costs the same"
+    saved = amount(-more, world.settings.currency)
+    return f"would save {saved}: too little for a change, or not known yet when the plan was made"
+
+
+def _sentence(task: Task, option: Option, grid: Grid, prices: SitePrices, at_once: _AtOnce | None) -> str:
+    job = task.job
     start = grid.moment(option.intervals[0][0])
     deadline = f", deadline {hhmm(job.flex.deadline_at)}" if job.flex.deadline_at is not None else ""
     immediate = option.intervals[0][0] <= task.earliest_s + 1.0
@@ -460,14 +512,10 @@ def _sentence(task: Task, option: Option, world: World, grid: Grid, now_in: str 
         return f"cannot end by its deadline any more: earliest in {option.region} from {hhmm(start)}{deadline}"
     if not option.known:
         return f"price unknown, so waiting gains nothing it could know of: {option.region} from {hhmm(start)}{deadline}"
-    kwh = job.flex.power_w * task.work_s / 3.6e6
-    rate = f"{option.cost / kwh * 1000:.0f}" if kwh > 0 else "0"
-    with_carbon = f" with carbon at {settings.carbon_price:g} {settings.currency}/t" if settings.carbon_price > 0 else ""
-    unit = f"{settings.currency}/MWh{with_carbon}"
-    chunks = f" in {len(option.intervals)} parts" if len(option.intervals) > 1 else ""
     if immediate and len(option.intervals) == 1:
-        return f"{option.region} now: {rate} {unit}, no better time or place before it must end{deadline}"
-    against = ""
-    if now_cost is not None and kwh > 0:
-        against = f" against {now_cost / kwh * 1000:.0f} for starting at once in {now_in}"
-    return f"{option.region} from {hhmm(start)}{chunks}: {rate} {unit}{against}{deadline}"
+        told = prices.told(option.region, option.intervals)
+        at = "now" if option.intervals[0][0] <= 1.0 else f"from {hhmm(start)}, its earliest"
+        return f"{option.region} {at}: {told}, no better time or place before it must end{deadline}"
+    chunks = f" in {len(option.intervals)} parts" if len(option.intervals) > 1 else ""
+    told = prices.told(option.region, option.intervals, *((at_once.region, at_once.spans) if at_once is not None else ()))
+    return f"{option.region} from {hhmm(start)}{chunks}: {told}{deadline}"

@@ -18,6 +18,9 @@ from policies.world import GpuPool, JobState, JobView, Pausable, RegionView, Wor
 HYSTERESIS = 0.02
 #: What each pause must save, as a share of the cost without it: every pause is also a risk, and a nuisance to its owner.
 PAUSE_GAIN = 0.05
+#: A day of waiting must save at least this share of a job's cost (half a thousandth an hour, chosen on the traces of 2022):
+#: less is not worth making its owner wait.
+WAIT_GAIN = 0.012
 #: How far from the cheapest slots that could hold the work (0) towards all free slots (1) chunks are tried.
 _SHARES = (0.0, 0.05, 0.12, 0.25, 0.5, 1.0)
 
@@ -26,7 +29,8 @@ _SHARES = (0.0, 0.05, 0.12, 0.25, 0.5, 1.0)
 class Option:
     """A way to place a job: intervals in seconds from now, cost in the planning currency (unknown stretches count as 0), late
     by ``late_s``; ``within_slack`` tells whether it keeps the slack for uncertain run times, ``within_rules`` the ceilings.
-    ``peak_cost`` is what it added to a demand charge when it was found, beside the jobs that were placed then."""
+    ``peak_cost`` is what it added to a demand charge when it was found, beside the jobs that were placed then. ``wait_cost`` is
+    what its wait must save: it weighs on the choice, and nobody pays it."""
 
     region: str
     intervals: tuple[tuple[float, float], ...]
@@ -37,11 +41,17 @@ class Option:
     within_rules: bool = True
     note: str = ""
     peak_cost: float = 0.0
+    wait_cost: float = 0.0
 
     @property
     def total(self) -> float:
         """What it costs, with what it added to a demand charge."""
         return self.cost + self.peak_cost
+
+    @property
+    def weight(self) -> float:
+        """What it costs, and what its wait must save: options are chosen by this."""
+        return self.total + self.wait_cost
 
     @property
     def clean(self) -> bool:
@@ -56,7 +66,7 @@ class Option:
             not self.within_rules,
             not self.known,
             not self.within_slack,
-            self.total,
+            self.weight,
             self.intervals[0][0],
         )
 
@@ -76,8 +86,8 @@ class Task:
     """A job to place and everything about it that does not change from round to round. Seconds count from now.
 
     ``rules`` has the slots a region's ceilings and shift rules forbid (None: none), ``entry`` what beginning there costs,
-    ``alone`` its floor, cheapest window's cost and start were there no other job. ``urgency`` orders tasks, ``nowhere`` says
-    why no region is left.
+    ``alone`` its floor, cheapest window's cost and start were there no other job. ``wait_rate`` is what each second of waiting
+    must save. ``urgency`` orders tasks, ``nowhere`` says why no region is left.
     """
 
     job: JobView
@@ -92,6 +102,7 @@ class Task:
     rules: dict[str, Bools | None] = field(default_factory=dict)
     entry: dict[str, Entry] = field(default_factory=dict)
     alone: dict[str, tuple[float, float, float]] = field(default_factory=dict)
+    wait_rate: float = 0.0
 
     @property
     def urgency(self) -> tuple[bool, int, float, float, str]:
@@ -110,7 +121,7 @@ class Task:
         allowed = {view.name for view in self.regions}
         for view in self.regions:
             lane = lanes[view.name]
-            self.entry[view.name] = _entry(self.job, view, world)
+            self.entry[view.name] = entry_of(self.job, view, world)
             if flex.max_price is None and flex.max_carbon is None and not world.shifts:
                 self.rules[view.name] = None
                 continue
@@ -128,7 +139,7 @@ def make_tasks(world: World) -> tuple[list[Task], dict[str, str]]:
     now, settings = world.now, world.settings
     for job in world.jobs:
         flex = job.flex
-        movable = job.state is JobState.RUNNING and flex.pausable is Pausable.CHECKPOINT
+        movable = job.state is JobState.RUNNING and flex.pausable is Pausable.CHECKPOINT and not job.run_now
         if not flex.flexible or job.held or job.cancel_requested or job.pause_requested:
             continue
         if job.state not in (JobState.QUEUED, JobState.PAUSED) and not movable:
@@ -203,7 +214,8 @@ def pool_for(job: JobView, view: RegionView) -> GpuPool | None:
     return max(able, key=lambda pool: types.get(pool.gpu_type, 1.0), default=None)
 
 
-def _entry(job: JobView, view: RegionView, world: World) -> Entry:
+def entry_of(job: JobView, view: RegionView, world: World) -> Entry:
+    """What beginning (or resuming) in a region costs a job that does not run there."""
     resumed = job.state in (JobState.PAUSED, JobState.RUNNING)
     origin = job.region if resumed else job.flex.data_region
     move_gb = job.flex.data_gb if origin is not None and origin != view.name else 0.0
@@ -213,6 +225,14 @@ def _entry(job: JobView, view: RegionView, world: World) -> Entry:
     extra_s += settings.launch_s + (job.flex.restart_s if resumed else 0.0)
     delay_s = job.flex.checkpoint_s if job.state is JobState.RUNNING else 0.0
     return Entry(delay_s, extra_s, move_gb * settings.move_cost_per_gb)
+
+
+def price_waits(tasks: Sequence[Task], lanes: dict[str, Lane]) -> None:
+    """Fill each task's ``wait_rate``."""
+    usual = float(np.mean([np.abs(lane.rate).mean() for lane in lanes.values()])) if lanes else 0.0
+    for task in tasks:
+        energy_kwh = task.job.flex.power_w / 1000.0 * task.work_s / 3600.0
+        task.wait_rate = WAIT_GAIN / 86400.0 * usual * energy_kwh
 
 
 def measure_alone(tasks: Sequence[Task], lanes: dict[str, Lane], grid: Grid) -> None:
@@ -322,6 +342,8 @@ def _window(task: Task, lane: Lane, grid: Grid, taken: Bools, added: Added) -> O
         if added.months:
             slots = follower - 1 + good
             totals = costs + added.costs(slots, np.maximum(grid.slots_until(ends[good]), slots + 1))
+        waits = task.wait_rate * (begins[good] - ready)
+        totals = totals + waits
         least = int(np.argmin(totals))
         # the earliest of those that cost the same: a thousandth is not worth waiting for
         best = int(np.argmax(totals <= totals[least] + 1e-3 * abs(costs[least]) + 1e-12))
@@ -332,7 +354,8 @@ def _window(task: Task, lane: Lane, grid: Grid, taken: Bools, added: Added) -> O
             ((begin, end),),
             float(costs[best]),
             late_s=max(0.0, end - task.deadline_s),
-            peak_cost=float(totals[best] - costs[best]),
+            peak_cost=float(totals[best] - costs[best] - waits[best]),
+            wait_cost=float(waits[best]),
         )
     # Without slack, or without a known price, waiting gains nothing that could be relied on: the first moment is best.
     possible = free & (ends <= grid.edges[-1] + SLACK)
@@ -413,10 +436,10 @@ def _chunks(
     needed = int(task.work_s // world.settings.slot_s)
     kw = task.job.flex.power_w / 1000.0
     if whole is not None:
-        beat = min(beat, whole.total - PAUSE_GAIN * abs(whole.cost))
+        beat = min(beat, whole.weight - PAUSE_GAIN * abs(whole.cost))
     if needed >= len(rates) or kw * float(rates[:needed].sum()) * world.settings.slot_s / 3600.0 + entry.cost >= beat:
         return None
-    best, best_cost = None, whole.total if whole is not None else np.inf
+    best, best_cost = None, whole.weight if whole is not None else np.inf
     tried = -np.inf
     for share in _SHARES:
         dearest = float(rates[int(needed + share * (len(rates) - 1 - needed))])
@@ -438,9 +461,12 @@ def _chunks(
         cost = kw * float(np.sum(spans[:, 1] - spans[:, 0])) + entry.cost
         peak_cost = added.cost(grid, intervals)
         bother = PAUSE_GAIN * abs(whole.cost if whole is not None else cost) * (len(intervals) - 1)
-        if cost + peak_cost + bother < best_cost:
-            best = Option(lane.view.name, tuple(intervals), cost, peak_cost=peak_cost)
-            best_cost = cost + peak_cost + bother
+        lengths = [end - begin for begin, end in intervals]
+        waited_s = sum(s * (begin - ready) for s, (begin, _) in zip(lengths, intervals, strict=True)) / sum(lengths)
+        wait_cost = task.wait_rate * max(waited_s, 0.0)
+        if cost + peak_cost + bother + wait_cost < best_cost:
+            best = Option(lane.view.name, tuple(intervals), cost, peak_cost=peak_cost, wait_cost=wait_cost)
+            best_cost = cost + peak_cost + bother + wait_cost
     return best
 
 

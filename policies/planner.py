@@ -19,6 +19,7 @@ from policies.fleet import Layout, lay_out, work_of
 from policies.policy import Knows
 from policies.problem import Answer, Fleet, Ints, Work
 from policies.sentences import hhmm
+from policies.site_price import SitePrices
 from policies.world import Alternative, JobState, JobView, Placement, Plan, RegionView, World
 
 #: Rows kept free for jobs that come between two plans: a share of those there are, and at least so many.
@@ -184,7 +185,7 @@ class Gridshift:
         layout, grid = standing.layout, standing.layout.grid
         placements: dict[str, Placement] = {}
         left: list[JobView] = []
-        facts = _Facts(layout, answer, len(rows))
+        facts = _Facts(layout, answer, len(rows), SitePrices(layout.base, grid, world.settings))
         for i, row in enumerate(rows):
             view = self._view(int(row))
             if answer.lane[i] < 0:
@@ -234,7 +235,7 @@ class Gridshift:
         return one_by_one.fill_in(replace(world, jobs=tuple(self._jobs.values())), jobs, beside).placements
 
     def _place(self, world: World, view: JobView, layout: Layout, option: Answer) -> Placement:
-        facts = _Facts(layout, option, 1)
+        facts = _Facts(layout, option, 1, SitePrices(layout.base, layout.grid, world.settings))
         placement = facts.placement(0, view, world)
         self._said[view.id] = (facts.key(0), placement)
         return placement
@@ -248,8 +249,8 @@ def _much_the_same(before: float | None, now: float) -> bool:
 class _Facts:
     """An answer's figures for all its jobs at once, and each job's sentence from them."""
 
-    def __init__(self, layout: Layout, answer: Answer, jobs: int) -> None:
-        self.layout, self.answer, self.grid = layout, answer, layout.grid
+    def __init__(self, layout: Layout, answer: Answer, jobs: int, prices: SitePrices) -> None:
+        self.layout, self.answer, self.grid, self.prices = layout, answer, layout.grid, prices
         fleet = layout.fleet
         runs = int(answer.first[jobs])
         owner = np.repeat(np.arange(jobs), np.diff(answer.first[: jobs + 1]))
@@ -289,19 +290,16 @@ class _Facts:
         kw = view.flex.power_w * lane.draw * cap.draw / 1000.0 * lane.pue
         energy_kwh = float(self.seconds[i]) / 3600.0 * kw
         grams = float(self.gram_s_per_kwh[i]) / 3600.0 * kw
-        cost = float(self.answer.cost[i])
-        home, now_cost = layout.run_now(view, world)
-        start = grid.moment(intervals[0][0])
         placement = Placement(
             job_id=view.id,
             region=lane.region,
             intervals=tuple((grid.moment(a), grid.moment(b)) for a, b in intervals),
-            cost=cost,
+            cost=float(self.answer.cost[i]),
             energy_kwh=energy_kwh,
             carbon_kg=None if np.isnan(grams) else grams / 1000.0,
             late_s=0.0,
-            reason=_sentence(view, world, lane.region, start, intervals, cost, energy_kwh, home, now_cost, cap.cap),
-            run_now_cost=now_cost,
+            reason=_sentence(view, world, lane.region, intervals, cap.cap, layout, self.prices),
+            run_now_cost=layout.run_now_cost(view, world),
             cap=cap.cap,
             gpu_type=lane.gpu_type,
         )
@@ -312,29 +310,23 @@ def _sentence(
     view: JobView,
     world: World,
     region: str,
-    start: datetime,
     intervals: Sequence[tuple[float, float]],
-    cost: float,
-    energy_kwh: float,
-    home: str | None,
-    now_cost: float | None,
     cap: float,
+    layout: Layout,
+    prices: SitePrices,
 ) -> str:
-    settings = world.settings
     deadline = f", deadline {hhmm(view.flex.deadline_at)}" if view.flex.deadline_at is not None else ""
-    kwh = energy_kwh if energy_kwh > 0 else 0.0
-    rate = f"{cost / kwh * 1000:.0f}" if kwh > 0 else "0"
-    with_carbon = f" with carbon at {settings.carbon_price:g} {settings.currency}/t" if settings.carbon_price > 0 else ""
-    unit = f"{settings.currency}/MWh{with_carbon}"
     capped = f" capped at {100 * cap:.0f} %" if cap < 1.0 else ""
+    start = layout.grid.moment(intervals[0][0])
     earliest = max([world.now, *(at for at in (view.flex.earliest_at, view.not_before_at) if at is not None)])
     if start <= earliest + timedelta(seconds=1) and len(intervals) == 1:
-        return f"{region} now{capped}: {rate} {unit}, no better time or place before it must end{deadline}"
+        told = prices.told(region, intervals)
+        at = "now" if intervals[0][0] <= layout.grid.seconds(world.now) + 1.0 else f"from {hhmm(start)}, its earliest"
+        return f"{region} {at}{capped}: {told}, no better time or place before it must end{deadline}"
     chunks = f" in {len(intervals)} parts" if len(intervals) > 1 else ""
-    against = ""
-    if now_cost is not None and kwh > 0:
-        against = f" against {now_cost / kwh * 1000:.0f} for starting at once in {home}"
-    return f"{region} from {hhmm(start)}{chunks}{capped}: {rate} {unit}{against}{deadline}"
+    run = layout.at_once(view, world)
+    told = prices.told(region, intervals, *((run[0], ((run[1], run[2]),)) if run is not None else ()))
+    return f"{region} from {hhmm(start)}{chunks}{capped}: {told}{deadline}"
 
 
 def plan(world: World) -> Plan:

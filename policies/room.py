@@ -19,11 +19,11 @@ class Room:
     """One region's use and limits now; ``take`` counts what is launched in the same tick.
 
     ``draw_w`` is at the meter: jobs' mean draw x PUE and what bypasses gridshift. ``leaving_w`` is the part of it that is being
-    paused or stopped already (``leaving_gpus`` likewise). ``limit_w`` is the lowest limit in force, None when there is none;
-    ``limit_reason`` names it. ``coming`` are the limits that begin within LEAD_S, the first one first. ``kept_gpus`` and
-    ``kept_w`` (at the meter) are left to serving now. ``gate`` bounds the GPUs of flexible work (None: no bound), of which
-    ``flexible_gpus`` are in use. ``pool_gpus`` and ``pool_w`` (at the meter) are in use by GPU type. ``now`` is the moment all
-    this is of.
+    paused or stopped already (``leaving_gpus`` likewise), ``caps_w`` what power caps can take off the rest. ``limit_w`` is the
+    lowest limit in force, None when there is none; ``limit_reason`` names it. ``coming`` are the limits that begin within
+    LEAD_S, the first one first. ``kept_gpus`` and ``kept_w`` (at the meter) are left to serving now. ``gate`` bounds the GPUs
+    of flexible work (None: no bound), of which ``flexible_gpus`` are in use. ``pool_gpus`` and ``pool_w`` (at the meter) are in
+    use by GPU type. ``now`` is the moment all this is of.
     """
 
     view: RegionView
@@ -41,6 +41,7 @@ class Room:
     pool_gpus: dict[str, float] = field(default_factory=dict)
     pool_w: dict[str, float] = field(default_factory=dict)
     leaving_gpus: float = 0.0
+    caps_w: float = 0.0
     now: datetime | None = None
 
     def draw_of(self, power_w: float, gpu_type: str | None, cap: float) -> float:
@@ -143,8 +144,13 @@ class Room:
 
     @property
     def excess_w(self) -> float:
-        """Draw above the limit that is not leaving already, W; 0 when there is none."""
-        return 0.0 if self.limit_w is None else max(0.0, self.draw_w - self.leaving_w - self.limit_w + self.kept_w - SLACK)
+        """Draw above the limit that is not leaving already and that caps cannot take off, W; 0 when there is none."""
+        return 0.0 if self.limit_w is None else max(0.0, self.staying_w - self.limit_w + self.kept_w - SLACK)
+
+    @property
+    def staying_w(self) -> float:
+        """What is drawn, at the meter, once what is leaving is gone and caps have taken off what they can, W."""
+        return self.draw_w - self.leaving_w - self.caps_w
 
     @property
     def excess_gpus(self) -> float:
@@ -190,9 +196,11 @@ def drawn_w(room: Room, job: JobView) -> float:
     return running_w(room, job) if job.frozen_at is None else frozen_w(job)
 
 
-def spared_w(room: Room, job: JobView) -> float:
-    """What freezing a job spares at the meter, W."""
-    return max(0.0, running_w(room, job) - frozen_w(job)) * room.view.pue
+def least_w(room: Room, job: JobView) -> float:
+    """What a placed job draws at the GPU once it is capped as far as it accepts, W. Caps slow it down, so they come before it
+    is paused; one that stands frozen draws what it draws."""
+    power_w = drawn_w(room, job)
+    return power_w if job.capped_w is None or job.frozen_at is not None else min(power_w, job.capped_w)
 
 
 def running_w(room: Room, job: JobView) -> float:
@@ -213,4 +221,6 @@ def rooms(world: World) -> dict[str, Room]:
             if job.pause_requested or job.cancel_requested:
                 room.leaving_w += power_w * room.view.pue
                 room.leaving_gpus += job.flex.gpus
+            elif job.capped_w is not None:
+                room.caps_w += (power_w - least_w(room, job)) * room.view.pue
     return made

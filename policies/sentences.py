@@ -1,6 +1,10 @@
 """How a decision says itself to an operator: times, prices and amounts in one form everywhere. Pure."""
 
+import math
 from datetime import UTC, datetime
+
+#: Sums are told no finer: a millionth of a euro is less than a second of one GPU.
+FINEST = 1e-6
 
 
 def hhmm(when: datetime) -> str:
@@ -23,3 +27,28 @@ def span(seconds: float) -> str:
     days, hours = divmod(hours, 24)
     parts = [f"{n} {unit}" for n, unit in ((days, "d"), (hours, "h"), (minutes, "min")) if n]
     return " ".join(parts[:2])
+
+
+def amount(value: float, unit: str = "", digits: int = 2) -> str:
+    """A quantity with ``digits`` decimals, and with more where two figures that say something need them: 0.000055 EUR. What
+    is finer than FINEST is told as nothing, and nothing has no sign."""
+    size = abs(value)
+    if size < FINEST or not math.isfinite(value):
+        decimals, value = digits, 0.0 if size < FINEST else value
+    else:
+        decimals = max(digits, 1 - math.floor(math.log10(size)))
+    return f"{value:,.{decimals}f}{' ' + unit if unit else ''}"
+
+
+def rates(one: float, other: float) -> tuple[str, str]:
+    """Two prices for comparison, with as many decimals (two at most) as show that they differ."""
+    for decimals in (0, 1, 2):
+        told = _rate(one, decimals), _rate(other, decimals)
+        if told[0] != told[1]:
+            return told
+    return _rate(one, 0), _rate(other, 0)
+
+
+def _rate(value: float, decimals: int) -> str:
+    told = f"{value:.{decimals}f}"
+    return told.removeprefix("-") if float(told) == 0.0 else told

@@ -25,6 +25,7 @@ from policies.world import (
 NEVER = datetime.max.replace(tzinfo=UTC)
 WAITING = frozenset({JobState.QUEUED, JobState.PAUSED})
 HELD = "paused by its owner; it waits until it is resumed"
+RUN_NOW = "starts now: its owner asked for it, whatever power costs"
 #: Seconds beyond a checkpoint's own time by which a job is asked before a limit begins: a few ticks and the stop itself.
 ASK_EARLIER_S = 15.0
 
@@ -47,6 +48,11 @@ def owners_wish(job: JobView, world: World) -> Action | None:
     if job.state in WAITING and (job.reason != HELD or job.planned_start_at is not None):
         return Hold(job.id, HELD)
     return None
+
+
+def limit_key(region: str) -> str:
+    """The key of the alarm that a region's limit is not kept, whoever raises it."""
+    return f"limit {region}"
 
 
 def may_ask(job: JobView, world: World) -> bool:
@@ -79,7 +85,7 @@ def plan_wants_pause(job: JobView, placement: Placement | None, world: World) ->
     is only about money and carbon."""
     if placement is None or not placement.intervals or job.run_started_at is None:
         return None
-    if not pausable_now(job) or job.held or leaving(job):
+    if not pausable_now(job) or job.held or job.run_now or leaving(job):
         return None
     settings = world.settings
     ran_s = (world.now - job.run_started_at).total_seconds()
@@ -99,7 +105,7 @@ def plan_wants_pause(job: JobView, placement: Placement | None, world: World) ->
 def planned_gap_s(job: JobView, placement: Placement | None, world: World) -> float | None:
     """For how long from now on the plan has a running job not run, to go on where it is after that; None where it has it run
     now or elsewhere, or says nothing. ``placement`` was made knowing of this run."""
-    if placement is None or placement.region != job.region:
+    if placement is None or placement.region != job.region or job.run_now:
         return None
     now = _plan_moment(world)
     if any(start <= now < end for start, end in placement.intervals):
@@ -174,6 +180,8 @@ def launch_or_hold(
         return None  # its sentence already says what happened
     if not flex.flexible:
         return _launch_anywhere(job, world, room, "starts at once: it has no gridshift metadata", home=True)
+    if job.run_now:
+        return _launch_anywhere(job, world, room, RUN_NOW, home=False, lead_s=lead_s(job, world))
     if flex.earliest_at is not None and now < flex.earliest_at:
         return _hold(job, f"may not start before {hhmm(flex.earliest_at)}", world)
     if last is not None and now >= last:
@@ -210,6 +218,8 @@ def wanted_places(
         return []
     if not flex.flexible:
         return [(name, None, 1.0, False) for name in allowed_regions(job, world, room, home=True)]
+    if job.run_now:
+        return [(name, None, 1.0, False) for name in allowed_regions(job, world, room, home=False)]
     if flex.earliest_at is not None and now < flex.earliest_at:
         return []
     if last is not None and now >= last:
@@ -258,16 +268,18 @@ def gpu_types_of(job: JobView, room: Room) -> list[str | None]:
     return [*sorted(types, key=lambda name: -speed.get(name, 1.0))]
 
 
-def _launch_anywhere(job: JobView, world: World, room: dict[str, Room], sentence: str, *, home: bool) -> Action | None:
-    """Launch in the best region with room now. Without GPUs free at home an inflexible job starts all the same: Ray queues for
-    them."""
+def _launch_anywhere(
+    job: JobView, world: World, room: dict[str, Room], sentence: str, *, home: bool, lead_s: float = 0.0
+) -> Action | None:
+    """Launch in the best region with room now, and for the next ``lead_s``. Without GPUs free at home an inflexible job starts
+    all the same: Ray queues for them."""
     refusals = []
     for name in allowed_regions(job, world, room, home=home):
         here = room[name]
         refusal: str | None = f"{name} has no GPUs of a type it runs on"
         for gpu_type in gpu_types_of(job, here):
             power_w = here.draw_of(job.flex.power_w, gpu_type, 1.0)
-            refusal = here.refusal(job.flex.gpus, power_w, limits_only=home, gpu_type=gpu_type)
+            refusal = here.refusal(job.flex.gpus, power_w, limits_only=home, gpu_type=gpu_type, lead_s=lead_s)
             if refusal is None:
                 return Launch(job.id, name, f"{sentence}, in {name}", gpu_type)
         refusals.append(refusal or "")
@@ -288,7 +300,7 @@ def next_moment(job: JobView, placement: Placement | None, world: World) -> date
     room, limits, a new plan and its owner."""
     now = world.now
     if job.state in WAITING:
-        first = max(job.not_before_at or now, job.flex.earliest_at or now)
+        first = max(job.not_before_at or now, now if job.run_now else job.flex.earliest_at or now)
         if first > now:
             return first
         soonest = last_safe_start(job, world)

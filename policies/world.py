@@ -85,7 +85,9 @@ class JobView:
 
     ``frozen_at`` is since when a running job stands frozen (None: it does not), ``rested_at`` when it will have run for as long
     as it was frozen before, ``frozen_w`` what it draws meanwhile at the GPU (None: not measured), ``cannot_freeze`` why it
-    cannot be frozen where it runs (empty: it can; see policies.freezing).
+    cannot be frozen where it runs (empty: it can; see policies.freezing). ``capped_w`` is what it draws at the GPU under the
+    lowest caps that its tier accepts and that can be set where it runs (None: it cannot be capped, or that is not known).
+    ``run_now`` means its owner wants it to run whatever power costs; limits hold all the same.
     """
 
     id: str
@@ -113,6 +115,8 @@ class JobView:
     rested_at: datetime | None = None
     frozen_w: float | None = None
     cannot_freeze: str = "nothing here can freeze it"
+    capped_w: float | None = None
+    run_now: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +176,8 @@ class RegionView:
     ``currency``/MWh, ``carbon`` in gCO2e/kWh; each is None when the region has no such signal. ``fx`` converts one unit of
     ``currency`` into the planning currency. ``bypass_w`` is draw that does not come from gridshift's jobs. ``demand`` has the
     months of a demand charge, empty when the site has none. ``pools`` divide ``gpus`` by type (empty: all are alike), ``caps``
-    are the power caps that can be set there besides none at all, ``reserved`` is what batch leaves to serving.
+    are the power caps that can be set there besides none at all, ``reserved`` is what batch leaves to serving. ``unheard`` is
+    True for some seconds after a start, until the agents there have told what they hold: caps of limits stand there meanwhile.
     """
 
     name: str
@@ -192,6 +197,7 @@ class RegionView:
     pools: tuple[GpuPool, ...] = ()
     caps: tuple[CapPoint, ...] = ()
     reserved: tuple[Reserved, ...] = ()
+    unheard: bool = False
 
 
 @dataclass(frozen=True, slots=True)

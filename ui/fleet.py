@@ -144,7 +144,7 @@ def _gpu(gpu: Json, leases: Sequence[Json], now: datetime | None) -> Sequence[st
     mark = f'<span class="gs-red">{escape(shown)}</span>' if state in ("lost", "unknown") else escape(shown)
     return (
         f'<span class="gs-keep" title="{escape(str(gpu["uuid"]), quote=True)}">{escape(name)}</span>',
-        f'<span class="gs-id">{escape(", ".join(gpu.get("jobs") or ()))}</span>',
+        f'<span class="gs-id">{escape(UNKNOWN if gpu.get("jobs") is None else ", ".join(gpu["jobs"]))}</span>',
         f"{power_text(power)}{bar(share)}",
         power_text(limit) if limit is not None else "",
         number_text(gpu.get("temperature_c"), "°C", 0) if gpu.get("temperature_c") is not None else "",

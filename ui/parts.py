@@ -291,6 +291,9 @@ def savings_line(answer: Json) -> str:
     """What was used and what running at once would have taken; its caveats as they are."""
     totals: Json = answer.get("totals") or {}
     money, basis = str(answer.get("currency") or ""), str(answer.get("energy_basis") or UNKNOWN)
+    bases: Json = answer.get("energy_bases") or {}
+    if len(bases) > 1:
+        basis = f"mixed: {', '.join(f'{count} {one}' for one, count in bases.items())}"
     pieces = [
         f"<b>{number_text(totals.get('jobs'), digits=0)}</b> jobs ended",
         f"<b>{number_text(totals.get('energy_kwh'), 'kWh')}</b> ({escape(basis)})",

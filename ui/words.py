@@ -3,6 +3,7 @@
 It knows nothing of HTTP or of Streamlit. What is missing is written "unknown", never 0, and all text of others is escaped.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from html import escape
@@ -115,10 +116,16 @@ def away_text(at: datetime | None, now: datetime) -> str:
     return f"in {duration_text(seconds)}" if seconds > 0 else f"{duration_text(seconds)} ago"
 
 
+#: Amounts are told no finer.
+FINEST = 1e-6
+
+
 def number_text(value: object, unit: str = "", digits: int = 2) -> str:
     """A number with its unit; "unknown" for none."""
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
         return UNKNOWN
+    if digits and FINEST <= abs(value) < 0.1:  # little, and not nothing: two figures that say something
+        digits = max(digits, 1 - math.floor(math.log10(abs(value))))
     text = f"{value:,.{digits}f}" if digits else f"{value:,.0f}"
     text = text.rstrip("0").rstrip(".") if "." in text else text
     return f"{'0' if text == '-0' else text} {unit}".rstrip()

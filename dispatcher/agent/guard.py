@@ -1,8 +1,9 @@
 """Gives limits back and wakes frozen jobs when the agent is gone for good: a process beside an agent whose keeper may end too.
 
-A Ray that is stopped takes the agents on its nodes along, and nobody would be left to end their leases. The guard waits for the
-folder of the agent to be free for longer than a restart takes; then it keeps the leases until all that have an end are over.
-The processes of a frozen job may outlive Ray, and one that is stopped cannot even end.
+A Ray that is stopped takes the agents on its nodes along, and an agent that is stopped in order leaves event limits standing:
+nobody would be left to end their leases. The guard waits for the folder of the agent to be free for longer than a restart
+takes; then it keeps the leases until all that have an end are over. The processes of a frozen job may outlive Ray, and one that
+is stopped cannot even end.
 """
 
 from __future__ import annotations
@@ -18,13 +19,17 @@ from pathlib import Path
 from .caps import Enforcer
 from .devices import DeviceError
 from .freezing import Freezer
+from .lease_terms import is_owed
 from .leases import LeaseBook, LeaseError, boot_id
 from .node import FolderBusy, FolderLock, OwnDevices
 from .processes import ProcessTable
+from .release import answer_requests
 from .service import set_up_log
 
 log = logging.getLogger("gridshift.agent")
 
+#: The lock of the one guard of a folder.
+GUARD_LOCK = "guard.lock"
 #: Seconds between two looks at whether the agent lives.
 LOOK_S = 1.0
 #: Seconds without an agent after which the guard takes over: no limit may outlive its lease by more than 10 s.
@@ -39,7 +44,7 @@ def start(folder: Path) -> None:
     command = 'exec "$0" -m dispatcher.agent.guard "$1" & '
     path = os.pathsep.join([str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     subprocess.run(
-        ["/bin/sh", "-c", command, sys.executable, str(folder)],
+        ["/bin/sh", "-c", command, sys.executable, str(folder.absolute())],
         env={**os.environ, "PYTHONPATH": path},
         cwd="/",
         stdin=subprocess.DEVNULL,
@@ -59,9 +64,18 @@ def agent_lives(folder: Path) -> bool:
     return False
 
 
+def holds(folder: Path) -> bool:
+    """Whether it is a guard that works in the folder: an agent that starts has it in a few seconds."""
+    try:
+        return (folder / "agent.lock").read_bytes() == (folder / GUARD_LOCK).read_bytes()
+    except OSError:
+        return False
+
+
 def keep_leases(folder: Path, keep_s: float = KEEP_S) -> bool:
     """Do an agent's duty for a while: wake jobs whose time is up, put leases in force, end those that are over, give limits
-    back. Returns whether there is more to do, which leases without an end are not: they are for a person to end."""
+    back, release by hand what is asked for. Returns whether there is more to do, which leases without an end are not: they are
+    for a person to end."""
     try:
         lock = FolderLock(folder)
     except FolderBusy:
@@ -98,28 +112,25 @@ def _keep_limits(folder: Path, keep_s: float) -> bool:
             try:
                 until = time.monotonic() + keep_s
                 enforcer.step()
+                answer_requests(folder, book, enforcer)
                 while is_needed(book) and time.monotonic() < until:
                     time.sleep(0.25)
                     enforcer.step()
+                    answer_requests(folder, book, enforcer)
                 return is_needed(book)
             finally:
                 enforcer.close()
         finally:
             devices.close()
-    except (DeviceError, LeaseError) as error:
+    except (DeviceError, LeaseError, OSError) as error:
         log.warning("limits cannot be given back now: %s", error)
         return True
 
 
 def is_needed(book: LeaseBook) -> bool:
     """Whether a lease has an end to come, or a limit is still to be given back."""
-    for uuid in book.held():
-        record = book.record(uuid)
-        if any(lease.ends_boot_s is not None for lease in record.leases):
-            return True
-        if not record.leases and not record.empty:
-            return True
-    return False
+    records = [book.record(uuid) for uuid in book.held()]
+    return any(is_owed(one) or any(lease.ends_boot_s is not None for lease in one.leases) for one in records)
 
 
 class Guard:
@@ -130,30 +141,37 @@ class Guard:
 
     def watch(self) -> None:
         """Wait for the agent to go, then do its duty until that is done or an agent is there again."""
-        seen = self._mono()
-        while True:
+        seen, told = self._mono(), False
+        while self._folder.is_dir():
             if agent_lives(self._folder):
-                seen = self._mono()
+                seen, told = self._mono(), False
             elif self._mono() - seen >= ALONE_S:
-                log.warning("no agent works in %s: its leases are kept until they end", self._folder)
+                if not told:
+                    log.warning("no agent works in %s: its leases are kept until they end", self._folder)
+                    told = True
                 if not keep_leases(self._folder):
+                    log.warning("nothing is left to guard in %s", self._folder)
                     return
                 time.sleep(FREE_S)
                 continue
             time.sleep(LOOK_S)
 
 
-def main(folder: Path) -> int:
-    """Guard ``folder``, unless somebody does already."""
+def main(folder: Path, wait: bool = False) -> int:
+    """Guard ``folder``, unless somebody does already; with ``wait``, when that one is gone."""
     set_up_log()
-    try:
-        lock = FolderLock(folder, "guard.lock")
-    except FolderBusy:
-        return 0
+    while True:
+        try:
+            lock = FolderLock(folder, GUARD_LOCK)
+            break
+        except FolderBusy:
+            if not wait:
+                return 0
+            time.sleep(LOOK_S)
     Guard(folder).watch()
     lock.close()
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[-1]), wait="--wait" in sys.argv[1:-1]))

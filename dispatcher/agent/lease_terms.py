@@ -86,6 +86,13 @@ class Lease:
         """Whether it still stands at this boot time; the end itself is not part of it."""
         return self.ends_boot_s is None or boot_s < self.ends_boot_s
 
+    def told(self) -> str:
+        """What it holds and until when, in words."""
+        until = "it is released"
+        if self.ends_at is not None:
+            until = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.ends_at))
+        return f"{self.limit_w:g} W on {self.uuid} until {until} ({self.reason or self.lease_id})"
+
 
 @dataclass(frozen=True)
 class Record:
@@ -103,6 +110,11 @@ class Record:
     def empty(self) -> bool:
         """Whether nothing stands and nothing is to be given back."""
         return not self.leases and self.saved_w is None and not self.restore_default
+
+
+def is_owed(record: Record) -> bool:
+    """Whether no lease stands on a GPU any more, and its limit is still to be given back."""
+    return not record.leases and not record.empty
 
 
 def limit_in_force(leases: Iterable[Lease], boot_s: float) -> float | None:

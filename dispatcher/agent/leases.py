@@ -16,6 +16,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 from .durable import pack, set_aside, sync_folder, unpack, write_durably
+from .epochs import Epochs
 from .lease_terms import (
     ECONOMIC_TTL_S,
     BadLease,
@@ -78,21 +79,23 @@ class LeaseBook:
     is written as soon as the disk allows; until then `notices` says so. Safe to use from several threads.
     """
 
-    def __init__(self, folder: Path | str, clock: Clock | None = None, boot: str | None = None) -> None:
+    def __init__(
+        self, folder: Path | str, clock: Clock | None = None, boot: str | None = None, epochs: Epochs | None = None
+    ) -> None:
         self.folder = Path(folder)
         self.clock = clock or Clock()
         self.boot = boot or boot_id()
         self._locks: dict[str, int] = {}  # open lock files of the GPUs held
         self._records: dict[str, Record] = {}
         self._guards: dict[str, threading.RLock] = {}
-        self._guard = threading.RLock()  # the epoch and the tables above
+        self._guard = threading.RLock()  # the tables above
         self._unwritten: set[str] = set()
         self._notices: dict[str, str] = {}
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             raise NotWritten(f"the agent's folder {self.folder} cannot be made: {error.strerror}") from error
-        self._epoch = self._read_epoch()
+        self._epochs = epochs or Epochs(self.folder)
 
     # -- holding GPUs
 
@@ -108,7 +111,7 @@ class LeaseBook:
             found = self._read(uuid)
             now = after_start(found, self.boot, self.clock.boot_s(), self.clock.wall_s())
             self._records[uuid] = now
-            self._epoch = max([self._epoch, *(lease.epoch for lease in now.leases)])
+            self._epochs.raise_to(max((lease.epoch for lease in now.leases), default=0))
         with self._changing(uuid):
             if now.restore_default or now != found:
                 self._give_back(uuid, now)
@@ -174,41 +177,7 @@ class LeaseBook:
     @property
     def epoch(self) -> int:
         """The highest epoch heard here; 0 before the first order."""
-        return self._epoch
-
-    def see_epoch(self, epoch: int, must_write: bool = True) -> None:
-        """Notes the epoch of an order. Raises StaleEpoch for an older one, NotWritten when a newer one cannot be kept."""
-        if not isinstance(epoch, int) or isinstance(epoch, bool) or epoch < 0:
-            raise BadLease(f"epoch {epoch!r} must be a whole number, 0 or more")
-        with self._guard:
-            if epoch < self._epoch:
-                raise StaleEpoch(f"epoch {epoch} is older than {self._epoch}, heard here: a newer control plane is in charge")
-            if epoch == self._epoch:
-                return
-            try:
-                write_durably(self.folder / "epoch.json", pack({"epoch": epoch}))
-            except OSError as error:
-                if must_write:
-                    raise NotWritten(f"epoch {epoch} could not be written to {self.folder}: {error.strerror}") from error
-                self._tell("epoch", f"epoch {epoch} is not on disk yet: {error.strerror}")
-            self._epoch = epoch
-
-    def _read_epoch(self) -> int:
-        path = self.folder / "epoch.json"
-        try:
-            epoch = unpack(path.read_bytes().decode())["epoch"]
-            if not isinstance(epoch, int):
-                raise ValueError(f"epoch {epoch!r} is not a whole number")
-        except FileNotFoundError:
-            return 0
-        except (OSError, ValueError, KeyError) as error:
-            aside = set_aside(path)
-            with contextlib.suppress(OSError):
-                path.unlink()
-            where = f"kept as {aside.name}" if aside else "no copy could be kept"
-            self._tell("damaged:epoch", f"epoch.json is damaged ({error}; {where}): only the leases' own epochs are known")
-            return 0
-        return epoch
+        return self._epochs.highest
 
     # -- leases
 
@@ -224,7 +193,7 @@ class LeaseBook:
             known = self.find(lease.lease_id)
             if known and (known.uuid, known.kind) != (lease.uuid, lease.kind):
                 raise BadLease(f"lease {lease.lease_id} is already an {known.kind} lease of GPU {known.uuid}")
-            self.see_epoch(lease.epoch)
+            self._epochs.see(lease.epoch)
             record = self._records[lease.uuid]
             others = tuple(other for other in record.leases if other.lease_id != lease.lease_id)
             self._write(lease.uuid, replace(record, leases=(*others, lease)))
@@ -236,7 +205,7 @@ class LeaseBook:
         Raises StaleEpoch.
         """
         if epoch is not None:
-            self.see_epoch(epoch, must_write=False)
+            self._epochs.see(epoch, must_write=False)
         known = self.find(lease_id)
         if known is None:
             return None
@@ -302,7 +271,7 @@ class LeaseBook:
 
     def notices(self) -> list[tuple[str, str]]:
         """What a person should know: damaged files, things not on disk yet; a key and a sentence each."""
-        return list(self._notices.items())
+        return [*self._epochs.notices.items(), *self._notices.items()]
 
     # -- writing
 

@@ -18,6 +18,8 @@ from .lease_terms import SetCap
 PROTOCOL = 1
 #: Longest frame, bytes of UTF-8; both sides refuse longer ones.
 MAX_FRAME_BYTES = 1 << 20
+#: Most energy rows in one frame; an agent sends 500.
+MAX_ROWS = 2000
 #: Longest identifier or sentence that is taken.
 MAX_TEXT = 2000
 #: Longest time, s, that an order may speak of; longer ones are mistakes.
@@ -333,8 +335,7 @@ def check_live(frame: Frame) -> Fields:
             isinstance(gpu, dict)
             and isinstance(gpu.get("uuid"), str)
             and _are_figures(gpu)
-            and isinstance(gpu.get("jobs", []), list)
-            and len(gpu.get("jobs", [])) <= 10_000
+            and ((jobs := gpu.get("jobs")) is None or (isinstance(jobs, list) and len(jobs) <= 10_000))
             and isinstance(gpu.get("throttle", []), list)
             and isinstance(gpu.get("cap") or {}, dict)
             and isinstance(gpu.get("protected") or "", str)
@@ -366,7 +367,8 @@ def _say_what_is_wrong(value: Any, name: str) -> None:
     gpu.text("uuid")
     for field in LIVE_NUMBERS:
         gpu.maybe_number(field, -MAX_FIGURE, MAX_FIGURE)
-    gpu.items("jobs")
+    if value.get("jobs") is not None:  # null: who is there is not known
+        gpu.items("jobs")
     gpu.items("throttle")
     if value.get("cap") is not None:
         gpu.inner("cap")
@@ -401,13 +403,14 @@ def _is_plain_result(raw: Any) -> bool:
 def check_energy(frame: Frame) -> tuple[int, Sequence[dict[str, Any]]]:
     """(batch number, rows) of an energy frame. Raises BadFrame."""
     energy = Fields(frame, "energy")
-    rows = energy.objects("rows", 20_000)
+    rows = energy.objects("rows", MAX_ROWS)
     for row in rows:
         start, end = row.number("start", 0, 1e11), row.number("end", 0, 1e11)
         if end <= start:
             raise row.wrong("end", "must be after start")
         row.text("uuid")
         row.maybe_text("job_id")
+        row.maybe_text("node_id")
         row.text("line")
         row.number("energy_wh", 0, 1e9)
         row.number("seconds", 0, end - start + 1e-6)

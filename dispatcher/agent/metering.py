@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .counter_check import JUMP_FACTOR, CounterCheck
@@ -55,7 +55,9 @@ class EnergyRow:
     are those that were read while the line was there; ``bridged_s`` of them are known from the counter alone. ``quality``:
     "measured" by the counter, "integrated" from power, "partial" when less than the minute was read of this GPU. ``split`` says
     how a shared GPU was divided: "exclusive", "by time", "by time and memory". ``idle_wh``, part of ``energy_wh``, was drawn
-    while processes resided but did nothing for at least ``IDLE_AFTER_S``; None where the utilisation was not told."""
+    while processes resided but did nothing for at least ``IDLE_AFTER_S``; None where the utilisation was not told. ``node_id``
+    is the node's name when the row was made, whoever sends it later: with GPU, minute and line it tells a row from all others
+    (None: a row of an earlier version, of the node that sends it)."""
 
     start: int
     end: int
@@ -70,6 +72,7 @@ class EnergyRow:
     throttled_s: float
     idle_wh: float | None
     bridged_s: float
+    node_id: str | None = None
 
 
 @dataclass
@@ -129,8 +132,8 @@ def shares(look: Look, hidden: bool) -> dict[Line, float]:
 class GpuMeter:
     """The meter of one GPU in one boot of the machine. ``feed`` and ``tick`` return the rows of the minutes that they close."""
 
-    def __init__(self, uuid: str) -> None:
-        self.uuid = uuid
+    def __init__(self, uuid: str, node_id: str | None = None, closed_until: int = 0) -> None:
+        self.uuid, self._node_id = uuid, node_id
         self.check = CounterCheck()
         self._last: Look | None = None
         self._last_shares: dict[Line, float] = {}
@@ -138,7 +141,7 @@ class GpuMeter:
         self._idle_since_s: float | None = None
         self._is_lost = False
         self._minutes: dict[int, Minute] = {}
-        self._closed_until = 0
+        self._closed_until = closed_until
 
     @property
     def idle_state(self) -> str:
@@ -181,6 +184,10 @@ class GpuMeter:
     def flush(self) -> list[EnergyRow]:
         """Close all open minutes as they are: the machine has started anew, or the GPU is gone."""
         return self._close(max(self._minutes, default=0) + MINUTE_S)
+
+    def of_next_boot(self, node_id: str | None) -> GpuMeter:
+        """The meter to go on with after ``flush`` and a reboot: it makes no second row of a minute that has one."""
+        return GpuMeter(self.uuid, node_id, self._closed_until)
 
     # --- one stretch --------------------------------------------------------------------------------------------------
 
@@ -293,7 +300,7 @@ class GpuMeter:
             minute = self._minutes.pop(start)
             # An objection raised in a minute or in the one before holds for all of it.
             reliable = self.check.is_reliable(self._boot_of(start))
-            rows.extend(_rows(self.uuid, minute, reliable))
+            rows.extend(replace(row, node_id=self._node_id) for row in _rows(self.uuid, minute, reliable))
             self._closed_until = max(self._closed_until, start + MINUTE_S)
         return rows
 
@@ -323,9 +330,9 @@ class GpuMeter:
         }
 
     @classmethod
-    def restored(cls, state: Mapping[str, Any]) -> GpuMeter:
+    def restored(cls, state: Mapping[str, Any], node_id: str | None) -> GpuMeter:
         """The meter whose ``state`` that was, in the same boot. Raises ValueError, KeyError or TypeError for anything else."""
-        meter = cls(str(state["uuid"]))
+        meter = cls(str(state["uuid"]), node_id, int(state["closed_until"]))
         if state["reading"] is not None:
             reading = dict(state["reading"])
             reading["throttle"] = tuple(reading["throttle"])
@@ -333,7 +340,6 @@ class GpuMeter:
             meter._last = Look(Reading(**reading), None if residents is None else dict(residents))
         meter._last_shares = {(line, job_id): float(share) for line, job_id, share in state["shares"]}
         meter._last_wall_s = float(state["wall_s"])
-        meter._closed_until = int(state["closed_until"])
         meter.check.distrusted_until_s = float(state["distrusted_until_s"])
         for raw in state["minutes"]:
             minute = Minute(**{**raw, "lines": {(line, job): Tally(**tally) for line, job, tally in raw["lines"]}})
@@ -416,18 +422,22 @@ def _works(reading: Reading) -> bool:
 
 
 class Meter:
-    """The meters of all GPUs of a machine, and what of them must outlive this process."""
+    """The meters of all GPUs of a machine, which is ``node_id`` now, and what of them must outlive this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, node_id: str | None = None) -> None:
+        self._node_id = node_id
         self._meters: dict[str, GpuMeter] = {}
 
     def feed(self, uuid: str, look: Look) -> list[EnergyRow]:
         """Take a GPU's next reading; the rows of the minutes that it closes."""
-        return self._meters.setdefault(uuid, GpuMeter(uuid)).feed(look)
+        return self._of(uuid).feed(look)
 
     def lost(self, uuid: str, boot_s: float) -> list[EnergyRow]:
         """A GPU could not be read now."""
-        return self._meters.setdefault(uuid, GpuMeter(uuid)).lost(boot_s)
+        return self._of(uuid).lost(boot_s)
+
+    def _of(self, uuid: str) -> GpuMeter:
+        return self._meters.setdefault(uuid, GpuMeter(uuid, self._node_id))
 
     def idle_state(self, uuid: str) -> str:
         """See GpuMeter; a GPU never read is lost."""
@@ -440,17 +450,21 @@ class Meter:
         return {meter.uuid: meter.check.why or "found unreliable" for meter in meters if not meter.check.is_reliable(boot_s)}
 
     def state(self, boot_id: str) -> dict[str, Any]:
-        """What a successor in this boot needs; save it each few seconds and after the rows of a minute are queued."""
-        return {"boot_id": boot_id, "meters": [meter.state() for meter in self._meters.values()]}
+        """What a successor needs; save it each few seconds, and with the rows of a minute before they are queued."""
+        meters = [meter.state() for meter in self._meters.values()]
+        return {"boot_id": boot_id, "node_id": self._node_id, "meters": meters}
 
     def restore(self, state: Mapping[str, Any], boot_id: str) -> list[EnergyRow]:
         """Go on from a predecessor's state. From another boot only its unfinished minutes are taken, and returned as rows: the
         counters and the clock have started anew. Raises ValueError, KeyError or TypeError when it is no such state."""
-        meters = [GpuMeter.restored(one) for one in state["meters"]]
         if state["boot_id"] == boot_id:
+            meters = [GpuMeter.restored(one, self._node_id) for one in state["meters"]]
             self._meters = {meter.uuid: meter for meter in meters}
             return []
-        return [row for meter in meters for row in meter.flush()]
+        former = [GpuMeter.restored(one, state.get("node_id")) for one in state["meters"]]
+        rows = [row for meter in former for row in meter.flush()]
+        self._meters = {meter.uuid: meter.of_next_boot(self._node_id) for meter in former}
+        return rows
 
 
 def rows_energy_wh(rows: Iterable[EnergyRow]) -> float:

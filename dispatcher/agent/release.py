@@ -14,6 +14,7 @@ from typing import Any
 from .caps import CapOrders, Enforcer
 from .devices import DeviceError
 from .durable import write_durably
+from .lease_terms import is_owed
 from .leases import LeaseBook
 from .node import FolderBusy, FolderLock, OwnDevices
 
@@ -45,7 +46,8 @@ def release_events(book: LeaseBook, enforcer: Enforcer, lease_id: str | None) ->
 
 
 def release_here(folder: Path, lease_id: str | None, answer_s: float = ANSWER_S) -> list[Released]:
-    """The same for the agent of ``folder``: by asking it where it runs, else directly. Raises NotReleased."""
+    """The same for the agent of ``folder``: by asking it or its guard where one is at work, else directly; then the limits of
+    event leases that ended while nobody was there are given back too, and told of. Raises NotReleased."""
     if not folder.is_dir():
         raise NotReleased(f"{folder} does not exist: no agent has worked there; name its folder with --state-dir")
     try:
@@ -67,13 +69,38 @@ def _release_alone(folder: Path, lease_id: str | None) -> list[Released]:
         raise NotReleased(f"the limits cannot be given back: {error}") from error
     try:
         book = LeaseBook(folder / "leases")
+        now_s = book.clock.boot_s()
+        over = [lease for record in book.load().values() for lease in record.leases if not lease.live(now_s)]
         enforcer = Enforcer(devices, book)
         try:
-            return release_events(book, enforcer, lease_id)
+            released = release_events(book, enforcer, lease_id)
+            left = _give_back_ended(book, enforcer)
+            ended = [
+                {
+                    "lease_id": one.lease_id,
+                    "uuid": one.uuid,
+                    "limit_w": one.limit_w,
+                    "ok": one.uuid not in left,
+                    "error": left.get(one.uuid),
+                }
+                for one in over
+                if one.kind == "event" and lease_id in (None, one.lease_id)
+            ]
+            return [*released, *ended]
         finally:
             enforcer.close()
     finally:
         devices.close()
+
+
+def _give_back_ended(book: LeaseBook, enforcer: Enforcer) -> dict[str, str]:
+    """Wait until the limits of GPUs whose leases have all ended stand as before; why those that do not, by GPU."""
+    deadline = time.monotonic() + ANSWER_S
+    while (left := [uuid for uuid in book.held() if is_owed(book.record(uuid))]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+        enforcer.step()
+    states = {state.uuid: state for state in enforcer.states()}
+    return {uuid: f"it is not given back yet ({states[uuid].state}: {states[uuid].detail})" for uuid in left}
 
 
 # --- asking an agent that runs ------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 Each row is one line with its own checksum, in segment files that are only appended to, so that a crash in the middle of a
 write costs that line at most. It holds 48 hours of minutes; beyond that, and on a full disk, the oldest go first, and that is
-told. It knows nothing of how rows are made or sent; a row may be sent twice, and the receiver takes it once.
+told. It knows nothing of how rows are made or sent; a row may be sent twice, and the receiver takes it once, by what names it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import os
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,6 +93,11 @@ class RowQueue:
         if not self._disk_fails:
             return None
         return f"energy rows cannot be written to {self._folder} ({self._disk_fails}); {len(self._memory)} wait in memory"
+
+    @property
+    def next_number(self) -> int:
+        """The number that the next row gets."""
+        return self._next
 
     def append(self, rows: Iterable[EnergyRow]) -> None:
         """Take rows; when this returns they are on the disk, or in memory with an ``alarm`` when the disk takes none. Without
@@ -250,20 +255,25 @@ class RowQueue:
             self._segments.popleft().path.unlink(missing_ok=True)
 
 
-def save_meter(folder: Path, meter: Meter, boot_id: str) -> None:
-    """Write down what a successor of ``meter`` needs: each few seconds, and after the rows of a minute are queued, so that a
-    minute is told twice at worst. Raises OSError."""
+def save_meter(folder: Path, meter: Meter, boot_id: str, rows: Sequence[EnergyRow] = (), number: int = 0) -> None:
+    """Write down what a successor of ``meter`` needs: each few seconds, and whenever it has made ``rows``, before they are
+    queued from ``number`` on. So they are queued once, wherever in between an agent is killed. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_durably(folder / CHECKPOINT, pack(meter.state(boot_id)))
+    made = {"number": number, "rows": [vars(row) for row in rows]}
+    write_durably(folder / CHECKPOINT, pack({**meter.state(boot_id), "made": made}))
 
 
-def load_meter(folder: Path, boot_id: str) -> tuple[Meter, list[EnergyRow], str | None]:
-    """The meter to go on with, rows of a former boot to queue, and a sentence when the file was damaged and is not used."""
-    meter = Meter()
+def load_meter(folder: Path, boot_id: str, node_id: str | None, next_number: int) -> tuple[Meter, list[EnergyRow], str | None]:
+    """The meter to go on with as ``node_id``; rows to queue (made and not queued yet, as ``next_number`` of the queue shows, or
+    the last of a former boot); and a sentence when the file was damaged and is not used."""
+    meter = Meter(node_id)
     try:
-        rows = meter.restore(unpack((folder / CHECKPOINT).read_text(encoding="utf-8")), boot_id)
-        return meter, rows, None
+        state = unpack((folder / CHECKPOINT).read_text(encoding="utf-8"))
+        made = state.get("made") or {"number": 0, "rows": []}
+        rows = [EnergyRow(**row) for row in made["rows"][max(0, next_number - made["number"]) :]]
+        return meter, [*rows, *meter.restore(state, boot_id)], None
     except FileNotFoundError:
         return meter, [], None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return Meter(), [], f"{folder / CHECKPOINT} is damaged ({error}); the energy since the last full minute is not known"
+        told = f"{folder / CHECKPOINT} is damaged ({error}); the energy since the last full minute is not known"
+        return Meter(node_id), [], told

@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Optional
 
 from .caps import CapOrders, CapState, Enforcer
 from .channel import Channel
 from .devices import DeviceError, DeviceInfo, Devices, NoGpus, Reading
+from .epochs import Epochs
 from .freezing import Freezer, FreezeRefused
 from .leases import LeaseBook, LeaseError, boot_id
 from .messages import PROTOCOL, EnergyAck, Frame, Freeze, FromServer, Orders, Thaw, Told
@@ -62,6 +63,7 @@ class Agent:
         self._started_at = time.time()
         self._jobs_lock = threading.RLock()  # the process table and what is frozen: asked by the channel's thread too
         self._gpus_lock = threading.RLock()
+        self._epochs = Epochs(settings.state_dir / "leases")
         self._devices: OwnDevices | None = None
         self._book: LeaseBook | None = None
         self._enforcer: Enforcer | None = None
@@ -77,9 +79,7 @@ class Agent:
         self._samplers = Samplers()
         self._energy_dir = settings.state_dir / "energy"
         self._rows = RowQueue(self._energy_dir)
-        self._meter, rows, trouble = load_meter(self._energy_dir, self._boot)
-        if rows:
-            self._rows.append(rows)
+        self._meter, rows, trouble = load_meter(self._energy_dir, self._boot, settings.node_id, self._rows.next_number)
         self._acknowledged: int | None = None
         self._saved_s = float("-inf")
         self._sent_rows: tuple[int, float] | None = None
@@ -87,6 +87,9 @@ class Agent:
         self._told: list[tuple[float, str, str]] = []
         if trouble is not None:
             self._note("meter", trouble)
+        if rows:
+            self._save_meter(rows)
+            self._rows.append(rows)
         self._last_live: Frame | None = None
         self._told_ends: set[tuple[str, float, float | None]] | None = None
         self._last_live_s = float("-inf")
@@ -125,16 +128,11 @@ class Agent:
         with self._gpus_lock:
             if self._enforcer is not None:
                 self._enforcer.give_back("economic")
-                left = self._book.leases() if self._book is not None else []
-                if left:
-                    log.warning(
-                        "%d event limits stand on %s after this agent; 'gridshift agent release' lifts them",
-                        len(left),
-                        shortened({lease.uuid for lease in left}),
-                    )
+                for lease in self._book.leases() if self._book is not None else ():
+                    log.warning("stands after this agent: %s; 'gridshift agent release' lifts it before", lease.told())
             self._close_gpus()
         self._save_meter()
-        if self._acknowledged is not None:  # a successor under another node id would have these rows counted twice
+        if self._acknowledged is not None:
             self._rows.acknowledge(self._acknowledged)
         self._rows.close()
         self._samplers.close()
@@ -177,7 +175,7 @@ class Agent:
         devices = OwnDevices()
         try:
             can_cap, why_not = devices.can_cap()
-            book = LeaseBook(self.settings.state_dir / "leases")
+            book = LeaseBook(self.settings.state_dir / "leases", epochs=self._epochs)
             enforcer = Enforcer(devices, book, protected=lambda uuid: self._protected.get(uuid))
         except BaseException:
             devices.close()
@@ -241,6 +239,7 @@ class Agent:
                 processes = look.processes
                 if processes is None:
                     residents[uuid] = None
+                    strangers[uuid] = self._strangers.get(uuid, frozenset())  # they may still be there
                     continue
                 owners = self._table.owners(processes)
                 residents[uuid] = job_weights(processes, owners)
@@ -270,18 +269,18 @@ class Agent:
         acknowledged, self._acknowledged = self._acknowledged, None
         if acknowledged is not None:
             self._rows.acknowledge(acknowledged)
+        if rows or time.monotonic() - self._saved_s >= SAVE_S:
+            self._save_meter(rows)
         if rows or self._rows.alarm is not None:
             self._rows.append(rows)
         for sentence in self._rows.told:
             self._note("rows", sentence)
         self._rows.told.clear()
-        if rows or time.monotonic() - self._saved_s >= SAVE_S:
-            self._save_meter()
 
-    def _save_meter(self) -> None:
+    def _save_meter(self, made: Sequence[EnergyRow] = ()) -> None:
         self._saved_s = time.monotonic()
         try:
-            save_meter(self._energy_dir, self._meter, self._boot)
+            save_meter(self._energy_dir, self._meter, self._boot, made, self._rows.next_number)
         except OSError as error:
             self._note("meter", f"the meter's state could not be saved: {error.strerror}")
 
@@ -297,7 +296,7 @@ class Agent:
         """Who we are, what we have, and which leases stand."""
         settings = self.settings
         with self._gpus_lock:
-            infos, book = list(self._infos.values()), self._book
+            infos = list(self._infos.values())
             can_cap, why_not = self._can_cap, self._why_not if infos or not self._no_gpus else self._no_gpus
         return {
             "type": "hello",
@@ -317,7 +316,7 @@ class Agent:
             "why_not": why_not,
             "gpus": [asdict(info) for info in infos],
             "leases": self._leases(),
-            "epoch": book.epoch if book is not None else 0,
+            "epoch": self._epochs.highest,
         }
 
     def _leases(self) -> list[Frame]:
@@ -388,7 +387,7 @@ class Agent:
             "sm_util": None if reading is None else reading.sm_util,
             "throttle": [] if reading is None else list(reading.throttle),
             "idle_state": self._meter.idle_state(uuid),
-            "jobs": sorted(job for job in residents or () if job is not None),
+            "jobs": jobs_on(residents, self._meter.idle_state(uuid)),
             "protected": self._protected.get(uuid),
             "cap": None if state is None else vars(state),  # asdict would copy each value of each GPU, each second
         }
@@ -403,8 +402,7 @@ class Agent:
             enforcer = self._enforcer
         now = time.monotonic()
         found = [(f"{key}:{sentence[:60]}", sentence) for at, key, sentence in self._told if now - at < TOLD_S]
-        if enforcer is not None:
-            found += enforcer.alarms()
+        found += enforcer.alarms() if enforcer is not None else self._epochs.notices.items()
         if self._no_gpus and not self._cpu_only:
             found.append(("gpus", self._no_gpus))
         for uuid, why in self._meter.distrust(time.clock_gettime(time.CLOCK_BOOTTIME)).items():
@@ -452,10 +450,7 @@ class Agent:
 
     def _freeze_or_thaw(self, order: Freeze | Thaw) -> Frame:
         try:
-            with self._gpus_lock:
-                book = self._book
-            if book is not None:
-                book.see_epoch(order.epoch, must_write=False)
+            self._epochs.see(order.epoch, must_write=isinstance(order, Freeze))  # as of caps: what wakes waits for no disk
             with self._jobs_lock:
                 if isinstance(order, Thaw):
                     return {"ok": True, "processes": self._freezer.thaw(order.job_id), "error": None}
@@ -463,6 +458,14 @@ class Agent:
                 return {"ok": True, "processes": len(frozen.processes), "error": None}
         except (FreezeRefused, LeaseError) as error:
             return {"ok": False, "processes": 0, "error": str(error)}
+
+
+def jobs_on(residents: Residents, idle_state: str) -> list[str] | None:
+    """The jobs on a GPU, as they are told. None, not none: the driver did not say who is there, or it says nobody while the GPU
+    works, as it does for processes of another container."""
+    if residents is None or (not residents and idle_state in ("active", "execution_idle")):
+        return None
+    return sorted(job for job in residents if job is not None)
 
 
 def differs(before: Frame | None, now: Frame) -> bool:

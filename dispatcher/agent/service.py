@@ -14,13 +14,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from .node import FolderBusy, Settings
+
+Made = TypeVar("Made")
 
 log = logging.getLogger("gridshift.agent")
 
@@ -30,6 +32,8 @@ AGAIN_S, AGAIN_LATER_S = 0.3, 2.0
 AT_ONCE_S = 5.0
 #: Seconds that an agent has to end in order.
 END_S = 20.0
+#: Seconds within which a guard lets go of the folder for an agent that starts; a driver that is slow holds it longer.
+GUARD_LETS_GO_S = 15.0
 #: Exit status of an agent that has not got its folder: another one works in it, or it cannot be made.
 BUSY = 75
 
@@ -53,7 +57,7 @@ def run_agent(settings: Settings) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
     try:
-        agent = Agent(settings)
+        agent = taking_over(lambda: Agent(settings), settings.state_dir)
     except (FolderBusy, OSError) as error:
         print(f"gridshift agent: {error}", file=sys.stderr, flush=True)
         return BUSY
@@ -61,6 +65,20 @@ def run_agent(settings: Settings) -> int:
     ended.wait()
     agent.stop()
     return 0
+
+
+def taking_over(begin: Callable[[], Made], folder: Path) -> Made:
+    """What ``begin`` makes; while a guard works in the folder it is tried again, for that one lets go every few seconds."""
+    from . import guard
+
+    deadline = time.monotonic() + GUARD_LETS_GO_S
+    while True:
+        try:
+            return begin()
+        except FolderBusy:
+            if time.monotonic() > deadline or not guard.holds(folder):
+                raise
+        time.sleep(0.1)
 
 
 class Supervisor:
@@ -121,7 +139,14 @@ def _insist(child: subprocess.Popen[str]) -> None:
 
 
 def supervise(settings: Settings) -> int:
-    """``gridshift agent``: run the supervisor until SIGTERM or SIGINT."""
+    """``gridshift agent``: run the supervisor until SIGTERM or SIGINT, and a guard, which gives event limits back at their ends
+    where nobody starts it again."""
+    from . import guard
+
+    try:
+        guard.start(settings.state_dir)
+    except OSError as error:  # no shell, as in a bare container
+        log.warning("no guard could be started (%s): once this agent is stopped, event limits may outlive their ends", error)
     supervisor = Supervisor(settings)
 
     def end(_: int, __: FrameType | None) -> None:

@@ -8,13 +8,16 @@ import contextlib
 import hmac
 import logging
 import threading
+import time
 from collections import deque
 
 from starlette.routing import BaseRoute, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from dispatcher.agent.messages import MAX_FRAME_BYTES, encode
 from dispatcher.api.answers import Refused, error_response, in_thread
 from dispatcher.api.auth import hash_token, host_of, is_loopback, presented, refuse
+from dispatcher.api.flood import Allowance
 from dispatcher.api.services import Services
 from dispatcher.errors import GridshiftError
 
@@ -23,6 +26,8 @@ log = logging.getLogger(__name__)
 PATH = "/v1/agents/channel"
 #: Frames that may wait for an agent that does not read; with more it is cut off, and connects again.
 MOST_WAITING = 1000
+#: Seconds for which an agent that is cut off is waited for to read why.
+CLOSE_S = 2.0
 
 
 class AgentSocket:
@@ -88,17 +93,20 @@ class AgentsApi:
         """Take an agent's frames and send it orders until either side goes."""
         region = socket.query_params.get("region", "")
         try:
-            await self._check(socket, region)
+            proven = await self._check(socket, region)
         except GridshiftError as error:
             await refuse(socket.scope, socket.receive, socket.send, error_response(PATH, error))
             return
         await socket.accept()
         session = AgentSocket(asyncio.get_running_loop())
-        tasks = [asyncio.create_task(task) for task in (self._read(socket, session, region), session.write(socket))]
+        tasks = [asyncio.create_task(task) for task in (self._read(socket, session, region, proven), session.write(socket))]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
+            if tasks[0].done() and session.closed_why is not None:
+                self._hub.gone(session)
+                await asyncio.wait(tasks[1:], timeout=CLOSE_S)  # it is told why, if it reads
         except (WebSocketDisconnect, RuntimeError) as error:  # starlette says RuntimeError for sending after the end
             log.debug("an agent of %s went: %s", region, error)
         finally:
@@ -107,18 +115,25 @@ class AgentsApi:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _read(self, socket: WebSocket, session: AgentSocket, region: str) -> None:
+    async def _read(self, socket: WebSocket, session: AgentSocket, region: str, proven: bool) -> None:
+        allowance = Allowance(MAX_FRAME_BYTES, time.monotonic())
         while True:
             message = await socket.receive()
             if message["type"] == "websocket.disconnect":
                 return
             text = message.get("text")
-            reply = self._hub.receive(session, region, text if text is not None else message.get("bytes") or b"")
+            frame = text if text is not None else message.get("bytes") or b""
+            if (excess := allowance.excess(len(frame), time.monotonic())) is not None:
+                log.warning("an agent of %s is cut off: %s", region, excess)
+                session.send(encode({"type": "error", "message": excess}))
+                session.close(excess)
+                return
+            reply = self._hub.receive(session, region, frame, proven=proven)
             if reply is not None:
                 session.send(reply)
 
-    async def _check(self, socket: WebSocket, region: str) -> None:
-        """Raises Refused unless the caller may speak for the agents of ``region``."""
+    async def _check(self, socket: WebSocket, region: str) -> bool:
+        """Whether the caller's token is that of the agents of ``region``; raises Refused unless it may speak for them."""
         tokens, config = presented(socket.headers), self._services.config
         if "origin" in socket.headers:  # a foreign page could use the token in its visitor's cookie
             raise Refused(403, "agents are no browsers: a request with an Origin header is not one of theirs")
@@ -126,13 +141,13 @@ class AgentsApi:
             known = ", ".join(one.name for one in config.regions) or "none is configured"
             raise Refused(404, f"region {region[:100]!r} is not known here; known: {known}")
         if any(hmac.compare_digest(token.encode(), self._services.agent_token(region).encode()) for token in tokens):
-            return
+            return True
         known_tokens = {token.sha256 for token in await in_thread(self._services.store.tokens)}
         if any(hash_token(token) in known_tokens for token in tokens):
-            return
+            return False
         is_here = config.server.is_loopback and is_loopback(host_of(socket.headers.get("host", "")))
         if not tokens and not known_tokens and is_here:
-            return  # as for everything else here: without API tokens, this machine may
+            return False  # as for everything else here: without API tokens, this machine may
         what = "this token is not one of the region's agents" if tokens else "a token is needed"
         raise Refused(
             401,

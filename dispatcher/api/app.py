@@ -77,6 +77,7 @@ def create_app(services: Services) -> ASGIApp:
         ("POST", "/v1/jobs/{job_id}/cancel", v1.cancel, "jobs"),
         ("POST", "/v1/jobs/{job_id}/pause", v1.pause, "jobs"),
         ("POST", "/v1/jobs/{job_id}/resume", v1.resume, "jobs"),
+        ("POST", "/v1/jobs/{job_id}/run-now", v1.run_now, "jobs"),
         ("GET", "/v1/jobs/{job_id}/logs", v1.logs, "jobs"),
         ("GET", "/v1/jobs/{job_id}/result", v1.result, "jobs"),
         ("GET", "/v1/plan", v1.plan, "plan"),
@@ -130,7 +131,7 @@ def _documented(method: str, path: str) -> dict[str, Any]:
     extra: dict[str, Any] = {
         "parameters": [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in named]
     }
-    if method in ("POST", "PUT") and not path.endswith(("/cancel", "/pause", "/resume")):
+    if method in ("POST", "PUT") and not path.endswith(("/cancel", "/pause", "/resume", "/run-now")):
         kind = "application/octet-stream" if method == "PUT" else "application/json"
         extra["requestBody"] = {"content": {kind: {"schema": {"type": "object"} if method == "POST" else {}}}}
     return extra

@@ -18,6 +18,7 @@ from dispatcher.clock import SystemClock
 from dispatcher.errors import BadInput
 from dispatcher.power.energy import EnergySum
 from dispatcher.power.fleet import BranchView, Draw, Fleet, GpuView, NodeView, RegionFleet, basis_of, said
+from dispatcher.power.presence import Presence
 
 #: Intervals that one answer tells at most.
 MOST_INTERVALS = 3000
@@ -76,6 +77,9 @@ class FleetApi:
             remedy = f"more than {MOST_INTERVALS} intervals up to end; ask for less at a time{finer}"
             raise BadInput([("start", time_of(start), remedy)])
         sums = self._services.energy.sums(start, end, step_s, region=region, job_id=job_id)
+        there = None
+        if job_id is None:
+            there = Presence(self._services.energy.known_nodes(region), SystemClock().now() - timedelta(seconds=_ARRIVES_S))
         return {
             "start": time_of(start),
             "end": time_of(end),
@@ -84,7 +88,7 @@ class FleetApi:
             "region": region,
             "of": OF,
             "note": _REPLAYED if self._services.config.replay is not None else None,
-            **energy_json(sums, step_s),
+            **energy_json(sums, step_s, there),
         }
 
     def _span(
@@ -127,11 +131,12 @@ def _time(name: str, text: str | None, problems: list[tuple[str, object, str]]) 
     return at.astimezone(UTC)
 
 
-def energy_json(sums: Sequence[EnergySum], step_s: int) -> dict[str, Any]:
-    """Sums by interval, their total, and where nothing was measured. ``covered`` is the share of the interval in which the GPUs
-    were measured that were measured at all."""
+def energy_json(sums: Sequence[EnergySum], step_s: int, there: Presence | None = None) -> dict[str, Any]:
+    """Sums by interval, their total, and where nothing was measured. ``covered`` is the share of the GPUs' time that was
+    measured: of those that were ``there``, else of those that were measured at all."""
     most = max((one.gpus for one in sums), default=0)
     known = [one for one in sums if one.energy_wh is not None]
+    wanted_s = [_wanted_s(one, there) if there is not None else float(most * step_s) for one in sums]
 
     def total(name: str) -> float | None:
         values = [value for one in known if (value := getattr(one, name)) is not None]
@@ -140,7 +145,8 @@ def energy_json(sums: Sequence[EnergySum], step_s: int) -> dict[str, Any]:
     names = ("energy_wh", "job_wh", "idle_wh", "unattributed_wh", "execution_idle_wh")
     return {
         "simulated": any(one.simulated for one in sums),
-        "total": {**{name: total(name) for name in names}, "gpu_seconds": sum(one.gpu_seconds for one in sums)},
+        "total": {**{name: total(name) for name in names}, "gpu_seconds": sum(one.gpu_seconds for one in sums)}
+        | {"covered": _share(sum(one.gpu_seconds for one in sums), sum(wanted_s))},
         "gaps": _gaps(sums),
         "intervals": [
             {
@@ -149,12 +155,23 @@ def energy_json(sums: Sequence[EnergySum], step_s: int) -> dict[str, Any]:
                 **{name: getattr(one, name) for name in names},
                 "gpus": one.gpus,
                 "gpu_seconds": one.gpu_seconds,
-                "covered": min(1.0, one.gpu_seconds / (most * step_s)) if most else 0.0,
+                "covered": _share(one.gpu_seconds, one_wanted_s),
                 "simulated": one.simulated,
             }
-            for one in sums
+            for one, one_wanted_s in zip(sums, wanted_s, strict=True)
         ],
     }
+
+
+def _wanted_s(one: EnergySum, there: Presence) -> float:
+    """For how many GPU seconds of an interval there should be figures. Rows of GPUs that nobody knows count in full."""
+    if there.gpus(one.start, one.end) < one.gpus:
+        return one.gpus * (one.end - one.start).total_seconds()
+    return max(there.gpu_seconds(one.start, one.end), one.gpu_seconds)
+
+
+def _share(part: float, whole: float) -> float:
+    return min(1.0, part / whole) if whole > 0 else 0.0
 
 
 def _gaps(sums: Sequence[EnergySum]) -> list[dict[str, Any]]:
@@ -242,7 +259,7 @@ def _gpu(gpu: GpuView) -> dict[str, Any]:
         "name": gpu.name,
         "simulated": gpu.simulated,
         "state": gpu.state,
-        "jobs": list(gpu.jobs),
+        "jobs": None if gpu.jobs is None else list(gpu.jobs),
         "power_w": gpu.power_w,
         "limit_w": gpu.limit_w,
         "enforced_w": gpu.enforced_w,

@@ -1,5 +1,5 @@
-"""What owners ask of their jobs: cancel, pause, resume, delete. Each is written down durably and nothing more; the control
-loop acts on it. It knows the store, no clusters.
+"""What owners ask of their jobs: cancel, pause, resume, run now, delete. Each is written down durably and nothing more; the
+control loop acts on it. It knows the store, no clusters.
 """
 
 from collections.abc import Callable
@@ -77,7 +77,7 @@ def pause(services: Services, job_id: str) -> Job:
                 f"job {job.id} is {job.state} and cannot be paused: it was submitted without gridshift.pausable=checkpoint or "
                 "freeze"
             )
-        return {"held": True}, "held: its owner paused it"
+        return {"held": True, "run_now_at": None}, "held: its owner paused it"
 
     return _intend(services, job_id, decide)
 
@@ -88,6 +88,21 @@ def resume(services: Services, job_id: str) -> Job:
     def decide(job: Job, now: datetime) -> tuple[dict[str, Any], str] | None:
         _refuse_ended(job, "resumed")
         return ({"held": False}, "its owner resumed it") if job.held else None
+
+    return _intend(services, job_id, decide)
+
+
+def run_now(services: Services, job_id: str) -> Job:
+    """Ask that a job runs from now on whatever power costs, as soon as there is room: a pause of its owner's is over, and so is
+    any wait for its earliest start, for a price or for the plan. Limits and events hold all the same."""
+
+    def decide(job: Job, now: datetime) -> tuple[dict[str, Any], str] | None:
+        _refuse_ended(job, "run now")
+        if job.cancel_requested_at is not None:
+            raise IllegalMove(f"job {job.id} is being cancelled and cannot be run now")
+        if job.run_now_at is not None and not job.held:
+            return None
+        return {"held": False, "run_now_at": now}, "its owner asked for it to run now, whatever power costs"
 
     return _intend(services, job_id, decide)
 

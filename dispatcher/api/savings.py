@@ -127,20 +127,42 @@ def report(
         totals[name] = sum(a for a, _ in pairs) if known else None
         totals[f"{name}_run_now"] = sum(b for _, b in pairs) if known else None
         if left_out:
-            caveats.append(f"{name}: {left_out} of {len(ran)} jobs are left out on both sides, because a signal is unknown")
+            why = (
+                "a signal is unknown" if _signals_read(name, world, regions) else "signals are still being read: ask again soon"
+            )
+            caveats.append(f"{name}: {left_out} of {len(ran)} jobs are left out on both sides, because {why}")
     if len(jobs) >= JOBS_COVERED:
         caveats.append(f"only the latest {JOBS_COVERED} ended jobs are covered")
-    return {"energy_basis": basis, "currency": world.settings.currency, "totals": totals, "caveats": caveats}
+    return {
+        "energy_basis": basis,
+        "energy_bases": _bases(ran),
+        "currency": world.settings.currency,
+        "totals": totals,
+        "caveats": caveats,
+    }
+
+
+def _signals_read(name: str, world: World, regions: Mapping[str, RegionConfig]) -> bool:
+    """Whether every signal that is configured for this total was read since the control plane began."""
+    views = {view.name: (view.price if name == "cost" else view.carbon) for view in world.regions}
+    wanted = [one.name for one in regions.values() if (one.price or one.tariff if name == "cost" else one.carbon)]
+    return all(views.get(one) is not None for one in wanted)
+
+
+def _bases(ran: Sequence[Job]) -> dict[str, int]:
+    """How many jobs' energies rest on what."""
+    counts = Counter(job.energy_basis or MODELLED for job in ran)
+    return {one: counts[one] for one in (MEASURED, PARTLY_MEASURED, SIMULATED, MODELLED) if counts[one]}
 
 
 def _energy_caveats(ran: Sequence[Job], basis: str) -> list[str]:
     """What the energies rest on."""
     if basis == MODELLED:
         return ["energy is modelled: stated mean draw x run time x PUE, not measured"]
-    counts = Counter(job.energy_basis or MODELLED for job in ran)
-    told = ", ".join(f"{counts[one]} {one}" for one in (MEASURED, PARTLY_MEASURED, SIMULATED, MODELLED) if counts[one])
+    counts = _bases(ran)
+    told = ", ".join(f"{count} {one}" for one, count in counts.items())
     caveats = [f"energy of jobs: {told}; what was measured at the GPUs counts times the region's PUE"]
-    if counts[SIMULATED]:
+    if SIMULATED in counts:
         caveats.append("SIMULATED: GPUs of a simulated driver stand for real ones")
     return [*caveats, "run now: a job that was measured draws the same energy, less that of its restarts"]
 

@@ -22,7 +22,7 @@ from dispatcher.api.strict_json import parse_object
 from dispatcher.errors import BadInput, GridshiftError, NotFound
 from dispatcher.power.accounts import MODELLED
 from dispatcher.power.fleet import basis_of
-from dispatcher.store import OWN_SOURCE
+from dispatcher.store import OWN_SOURCE, Job
 from policies.world import ENDED, Alternative, JobState, Placement, Plan
 
 #: Seconds that a savings report is shown again before it is made anew.
@@ -102,6 +102,10 @@ class V1:
         """Let a held job go on as the plan has it."""
         return json_response(views.job_json(await in_thread(intents.resume, self._services, request.path_params["job_id"])))
 
+    async def run_now(self, request: Request) -> Response:
+        """Let a waiting job start at once, whatever power costs, as soon as limits leave room. 409 for one that has ended."""
+        return json_response(views.job_json(await in_thread(intents.run_now, self._services, request.path_params["job_id"])))
+
     async def logs(self, request: Request) -> Response:
         """The logs of all attempts as one text."""
         text = await in_thread(intents.whole_log, self._services, request.path_params["job_id"])
@@ -149,7 +153,7 @@ class V1:
                 "alternatives": views.alternatives_json(others),
                 "alternatives_missing": not_told,
                 "planning": views.planning_json(world.settings, world.regions),
-                "why": _why(job.state, job.reason, placement, unplaced),
+                "why": _why(job.state, job.reason, placement, unplaced, waits_as_planned(job)),
             }
         )
 
@@ -241,8 +245,16 @@ class V1:
         return savings.report(jobs, services.snapshot().world, regions, services.signals, now, feeds, ran_s)
 
 
-def _why(state: JobState, reason: str, placement: Placement | None, unplaced: str | None) -> str:
-    """One sentence: the job's own reason, and the plan's where it says something else."""
+def waits_as_planned(job: Job) -> bool:
+    """Whether a job's sentence is that of a plan: of the one that stands, or an older one of the same place."""
+    return job.state in (JobState.QUEUED, JobState.PAUSED) and job.planned_start_at is not None
+
+
+def _why(state: JobState, reason: str, placement: Placement | None, unplaced: str | None, as_planned: bool) -> str:
+    """One sentence: that of the plan that stands where the job waits for it; else the job's own, and the plan's where it says
+    something else."""
+    if as_planned and placement is not None:
+        return placement.reason
     parts = [reason or str(state)]
     if placement is not None and placement.reason not in parts[0]:
         parts.append(f"plan: {placement.reason}")

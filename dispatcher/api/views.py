@@ -81,6 +81,7 @@ def job_json(job: Job) -> dict[str, Any]:
         "group": flex.group,
         "flexible": flex.flexible,
         "held": job.held,
+        "run_now": job.run_now_at is not None,
         "cancel_requested": job.cancel_requested_at is not None,
         "pauses": job.pauses,
         "frozen_at": time_of(job.frozen_at),

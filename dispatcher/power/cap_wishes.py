@@ -15,9 +15,10 @@ import numpy as np
 
 from dispatcher.power.hub import GpuLive, NodeLive
 from policies.cap_model import GRID, LEAST_CAP, CapCurve, Learned
+from policies.freezing import frozen_w
 from policies.power_allocation import TIER_LOSS, Allocation, Tree, Units, allocate
 from policies.sentences import hhmm, kw
-from policies.turns import leaving, pausable_now
+from policies.turns import leaving, limit_key, pausable_now
 from policies.world import PLACED, Flexibility, JobView, RegionView
 
 #: What limits are kept below by, as a share: meters and drivers are not exact.
@@ -126,7 +127,7 @@ def on_limits(
         if found.shortfalls:
             found = allocate(replace(units, pause_rank=_pause_ranks(groups, jobs)), tree)
         wishes += _leases(found, groups, limit)
-        troubles += _told(found, groups, limit, view)
+        troubles += _told(found, groups, limit, view, leaf_of, jobs)
     return wishes, troubles
 
 
@@ -143,16 +144,16 @@ def _groups(
     groups: dict[tuple[str | tuple[str, ...], int, str, str], Group] = {}
     seen: dict[str, int] = {}
     unknown = 0
-    kept = {job_id for job_id, job in jobs.items() if (flex := job.flex).flexible and flex.tier != "flex-0"}
+    kept = {job_id for job_id, job in jobs.items() if job.flex.tier != "flex-0"}
     for node in nodes:
         leaf = leaf_of.get(node.branch, 0) if node.branch is not None else 0
-        unable = _unable(node)
+        unable = why_unable(node)
         for gpu in node.gpus:
-            draw, on_it = draws.get(gpu.uuid), gpu.jobs
+            draw, on_it = draws.get(gpu.uuid), gpu.jobs or ()
             for job in draw.jobs if draw is not None else on_it:
                 seen[job] = seen.get(job, 0) + 1
             if draw is None or not on_it:
-                drawn_w = _known_draw(gpu, node, draw)
+                drawn_w = known_draw(gpu, node, draw)
                 fixed_w[leaf] += (drawn_w or 0.0) * view.pue
                 unknown += drawn_w is None
                 continue
@@ -180,7 +181,7 @@ def _groups(
     return list(groups.values()), fixed_w, unknown
 
 
-def _known_draw(gpu: GpuLive, node: NodeLive, draw: Draw | None) -> float | None:
+def known_draw(gpu: GpuLive, node: NodeLive, draw: Draw | None) -> float | None:
     """What a GPU draws that no cap of ours changes. While that is unknown, the most it may draw; None when that is unknown
     too."""
     if node.connected and gpu.power_w is not None:
@@ -190,7 +191,7 @@ def _known_draw(gpu: GpuLive, node: NodeLive, draw: Draw | None) -> float | None
     return min([most_w, *leased]) if most_w is not None else None
 
 
-def _unable(node: NodeLive) -> str:
+def why_unable(node: NodeLive) -> str:
     """Why no GPU of a node can be capped; empty when they can be."""
     if not node.connected:
         return "its agent is silent"
@@ -280,8 +281,33 @@ def _leases(found: Allocation, groups: Sequence[Group], limit: Limit) -> list[Wi
     return wishes
 
 
-def _told(found: Allocation, groups: Sequence[Group], limit: Limit, view: RegionView) -> list[Trouble]:
-    """What caps alone cannot reach, and who would have to pause."""
+def _given_w(
+    found: Allocation, groups: Sequence[Group], jobs: Mapping[str, JobView], leaf: int | None, pue: float
+) -> tuple[float, list[str]]:
+    """What the jobs below a branch (None: the whole site) that have just given way still draw, W at the meter, and their ids:
+    they are being paused or stopped, or stand frozen, and the readings of their GPUs have not come down yet."""
+    given_w, ids = 0.0, list[str]()
+    for group, draw_w in zip(groups, found.draw_w.tolist(), strict=True):
+        views = [jobs[job_id] for job_id in group.jobs if job_id in jobs]
+        if leaf not in (None, group.leaf) or len(views) < len(group.jobs):
+            continue
+        if not all(leaving(view) or view.frozen_at is not None for view in views):
+            continue
+        stays_w = sum(0.0 if leaving(view) else frozen_w(view) / max(view.flex.gpus, 1.0) for view in views)
+        given_w += len(group.gpus) * max(0.0, draw_w - stays_w) * pue
+        ids += group.jobs
+    return given_w, ids
+
+
+def _told(
+    found: Allocation,
+    groups: Sequence[Group],
+    limit: Limit,
+    view: RegionView,
+    leaf_of: Mapping[str, int],
+    jobs: Mapping[str, JobView],
+) -> list[Trouble]:
+    """What caps alone cannot reach, and who would have to pause. What gives way already is no trouble."""
     by_number = list(dict.fromkeys(group.jobs for group in groups))
     unable: dict[str, int] = {}
     for group in groups:
@@ -290,19 +316,26 @@ def _told(found: Allocation, groups: Sequence[Group], limit: Limit, view: Region
     more = "".join(f"; {count} GPUs are not capped: {why}" for why, count in unable.items())
     troubles = []
     for short in found.shortfalls:
+        is_site = short.name == view.name
+        given_w, gone = _given_w(found, groups, jobs, None if is_site else leaf_of[short.name], view.pue)
+        short_w, missing_w = short.short_w - given_w, short.missing_w - given_w
+        if short_w <= 0:
+            continue
         ids = [job_id for number in short.pause for job_id in by_number[number]]
         named = ", ".join(ids[:5]) + (f" and {len(ids) - 5} more" if len(ids) > 5 else "")
-        where = view.name if short.name == view.name else f"branch {short.name} of {view.name}"
-        does = f"pausing {named} would meet it" if ids else "nothing there can pause"
-        if short.missing_w > 0:
-            does = f"even with {named} paused {kw(short.missing_w)} would be missing" if ids else does
+        where = view.name if is_site else f"branch {short.name} of {view.name}"
+        nothing = "nothing else there can pause" if gone else "nothing there can pause"
+        does = f"pausing {named} would meet it" if ids else nothing
+        if missing_w > 0:
+            does = f"even with {named} paused {kw(missing_w)} would be missing" if ids else does
         until = f" until {hhmm(limit.ends_at)}" if limit.ends_at is not None else ""
         troubles.append(
             Trouble(
-                f"caps {limit.key} {short.name}",
+                # A site's is the same trouble as what the control loop tells of this limit from what jobs state.
+                limit_key(view.name) if is_site else f"caps {limit.key} {short.name}",
                 view.name,
-                f"{where} is {kw(short.short_w)} above its limit ({limit.reason}{until}) with every GPU at its lowest cap: "
-                f"{does}{more}",
+                f"as measured {where} is {kw(short_w)} above its limit ({limit.reason}{until}) with every GPU at its lowest "
+                f"cap: {does}{more}",
             )
         )
     return troubles
@@ -315,13 +348,31 @@ def on_plan(nodes: Sequence[NodeLive], jobs: Mapping[str, JobView], caps: Mappin
     wishes = []
     for node in nodes:
         for gpu in node.gpus:
-            planned = [caps[job_id] for job_id in gpu.jobs if job_id in caps] if not gpu.protected else []
-            able = all(job in jobs and jobs[job].flex.flexible and jobs[job].flex.tier != "flex-0" for job in gpu.jobs)
-            if not planned or len(planned) < len(gpu.jobs) or not able or _unable(node) or gpu.default_w is None:
+            on_it = gpu.jobs or ()
+            planned = [caps[job_id] for job_id in on_it if job_id in caps] if not gpu.protected else []
+            able = all(job in jobs and jobs[job].flex.tier != "flex-0" for job in on_it)
+            if not planned or len(planned) < len(on_it) or not able or why_unable(node) or gpu.default_w is None:
                 continue
-            cap = max(LEAST_CAP, *planned, *(jobs[job_id].flex.min_cap or 0.0 for job_id in gpu.jobs))
+            cap = max(LEAST_CAP, *planned, *(jobs[job_id].flex.min_cap or 0.0 for job_id in on_it))
             limit_w = float(math.ceil(max(cap * gpu.default_w, gpu.min_w or 0.0)))
-            name = lease_id(f"plan {' '.join(gpu.jobs)}", gpu.uuid)
+            name = lease_id(f"plan {' '.join(on_it)}", gpu.uuid)
             reason = f"planned at {cap:.0%} of the default limit, where power is used best"
             wishes.append(Wish(gpu.node_id, gpu.uuid, name, "economic", limit_w, None, reason))
+    return wishes
+
+
+def as_they_stand(nodes: Sequence[NodeLive], limits: Sequence[Limit], caps: Mapping[str, float]) -> list[Wish]:
+    """Leases on GPUs of which nobody knows who is there: while what they are for lasts (one of ``limits``, or a plan's cap of
+    ``caps``), they stay as they are."""
+    wishes = []
+    for node in nodes:
+        unknown = {gpu.uuid for gpu in node.gpus if gpu.jobs is None} if node.connected else ()
+        lasting = {lease_id(limit.key, uuid): limit for limit in limits for uuid in unknown}
+        for lease in node.leases if unknown else ():
+            limit = lasting.get(lease.lease_id)
+            planned = lease.uuid in unknown and lease.lease_id.startswith("plan ") and lease.lease_id.split(" ")[1] in caps
+            if limit is not None or planned:
+                ends_at = limit.ends_at if limit is not None else None
+                of_lease = (lease.lease_id, lease.kind, lease.limit_w, ends_at, lease.reason)
+                wishes.append(Wish(node.node_id, lease.uuid, *of_lease))
     return wishes

@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from dispatcher.config import Config
-from dispatcher.power.cap_wishes import OURS, Draw, Limit, Trouble, Wish, on_limits, on_plan
+from dispatcher.power.cap_wishes import OURS, Draw, Limit, Trouble, Wish, as_they_stand, on_limits, on_plan
 from dispatcher.power.hub import CapOrder, CapResult, GpuLive, Hub, NodeLive, Release
+from dispatcher.power.lowest import lowest_draws
 from policies.cap_model import PLANNED_CAPS, Learned, Observation, common_points, usual_draw
 from policies.world import PLACED, CapPoint, JobState, JobView, RegionView, World
 
@@ -41,6 +42,8 @@ BINDS = 0.8
 UNSEEN_S = 10.0
 #: Wall s between two observations of one job.
 OBSERVE_S = 60.0
+#: For so long after a start, wall s, agents that were there before are waited for: they connect again within 13 s.
+HEAR_S = 15.0
 #: The cap of a job for which none is planned.
 UNPLANNED = (1.0, None)
 
@@ -67,6 +70,11 @@ class CapLoop:
             for region in config.regions
         }
         self.learned = Learned()
+        #: What jobs draw at the lowest caps that they accept and that can be set now, W at the GPUs, by id.
+        self.lowest_w: Mapping[str, float] = {}
+        self._unheld: set[tuple[str, str]] = set()
+        self._started_mono = mono()
+        self._heard: set[str] = set()
         self._lock = threading.Lock()
         self._planned: dict[str, tuple[float, datetime]] = {}
         self._ran_under: dict[str, tuple[float, float]] = {}
@@ -87,6 +95,12 @@ class CapLoop:
     def points(self, region: str) -> tuple[CapPoint, ...]:
         """The caps that can be set on all GPUs of a region, as a plan may use them; none while an agent there cannot."""
         return self._points.get(region, ())
+
+    def unheard(self, region: str) -> bool:
+        """Whether it is not known yet, shortly after a start, what the agents of a region hold and can do."""
+        if region in self._heard or self._mono() - self._started_mono >= HEAR_S:
+            return False
+        return self._hub.awaits(region) or any(node.region == region for node in self._hub.nodes())
 
     def launched(self, job_id: str, cap: float, now: datetime) -> None:
         """A job is launched to run under this cap (1: none)."""
@@ -141,7 +155,7 @@ class CapLoop:
                 limits, branches = self._limits(view, world, now), self._branches.get(view.name, {})
                 try:
                     made, told = on_limits(view, here, jobs, limits, branches, draws[view.name], self.learned)
-                    wishes += [*made, *on_plan(here, jobs, planned)]
+                    wishes += [*made, *on_plan(here, jobs, planned), *as_they_stand(here, limits, planned)]
                     troubles += told
                 except Exception as error:
                     # One region must not cost the others their caps; there, what stands goes on until its own end.
@@ -153,6 +167,20 @@ class CapLoop:
         if orders or releases:
             self._hub.order_caps(orders, releases).add_done_callback(self._answered)
         self._troubles = (*troubles, *self._not_enforced(nodes))
+        self._note_lowest(nodes, jobs, draws)  # last: the orders do not wait for it
+
+    def _note_lowest(
+        self, nodes: Mapping[str, list[NodeLive]], jobs: Mapping[str, JobView], draws: Mapping[str, Mapping[str, Draw]]
+    ) -> None:
+        """Remember what caps can do for each job now, and which regions' agents have all been heard."""
+        lowest_w: dict[str, float] = {}
+        for region, here in nodes.items():
+            unheld = {uuid for name, uuid in self._unheld if name == region}
+            with self._lock:
+                lowest_w |= lowest_draws(here, jobs, draws[region], self.learned, unheld)
+            if not self._hub.awaits(region) and all(node.connected for node in here):
+                self._heard.add(region)
+        self.lowest_w = lowest_w
 
     def _limits(self, view: RegionView, world: World, now: datetime) -> list[Limit]:
         """The limits in force on a region, and those about to be. Events count together with what stands anyway."""
@@ -170,8 +198,9 @@ class CapLoop:
 
     def _as_known(self, node: NodeLive, jobs: Mapping[str, JobView]) -> NodeLive:
         """A node as it is to be decided on. What it does not tell is not nothing: one that has only just connected counts as
-        silent, and a GPU at work keeps for a while the jobs that run on and were there. Else a restart of ours or of an agent,
-        or one look that fails, would let go of an event's caps."""
+        silent, and a GPU keeps the jobs that run on and were there: for as long as its agent does not know who is there, for a
+        while where nobody of ours is seen and it is at work. Else a restart of ours or of an agent, or looks that fail, would
+        let go of an event's caps."""
         if not node.connected or not node.told:
             return replace(node, connected=False) if node.connected else node
         kept = {}
@@ -183,7 +212,7 @@ class CapLoop:
                     self._unseen.pop(place, None)
             elif all(job_id in jobs and jobs[job_id].state in PLACED for job_id in known.jobs):
                 mono = self._mono()
-                if mono - self._unseen.setdefault(place, mono) < UNSEEN_S:
+                if gpu.jobs is None or mono - self._unseen.setdefault(place, mono) < UNSEEN_S:
                     kept[gpu.uuid] = known.jobs
         if not kept:
             return node  # as nearly always; there may be thousands
@@ -205,7 +234,7 @@ class CapLoop:
         for node in nodes:
             for gpu in node.gpus:
                 place = (node.region, gpu.uuid)
-                uuid, on_it, power_w, default_w = gpu.uuid, gpu.jobs, gpu.power_w, gpu.default_w
+                uuid, on_it, power_w, default_w = gpu.uuid, gpu.jobs or (), gpu.power_w, gpu.default_w
                 known = self._draws.get(place)
                 if not node.connected:
                     if known is not None:
@@ -242,7 +271,7 @@ class CapLoop:
 
     def _expected_w(self, gpu: GpuLive, jobs: Mapping[str, JobView]) -> float:
         """What a GPU will draw under jobs that have just come: what their group has shown, else what their owners say."""
-        views = [jobs[job_id] for job_id in gpu.jobs if job_id in jobs]
+        views = [jobs[job_id] for job_id in gpu.jobs or () if job_id in jobs]
         default_w = gpu.default_w or gpu.max_w or 0.0
         if not views or not default_w:
             return gpu.power_w if gpu.power_w is not None else default_w
@@ -252,7 +281,7 @@ class CapLoop:
 
     def _observe(self, gpu: GpuLive, jobs: Mapping[str, JobView], draw: float, mono: float) -> None:
         """Once a minute, what a job alone on a GPU draws where no cap holds it."""
-        job = jobs.get(gpu.jobs[0]) if len(gpu.jobs) == 1 else None
+        job = jobs.get(gpu.jobs[0]) if gpu.jobs is not None and len(gpu.jobs) == 1 else None
         if job is None or job.flex.group is None or gpu.idle_state not in (None, "active"):
             return
         if mono - self._observed.get(job.id, -math.inf) >= OBSERVE_S:
@@ -417,7 +446,7 @@ class CapLoop:
 
     def _not_enforced(self, nodes: Mapping[str, list[NodeLive]]) -> list[Trouble]:
         """One trouble a node whose GPUs do not hold what they were told in time."""
-        mono, troubles = self._mono(), []
+        mono, troubles, unheld = self._mono(), [], set[tuple[str, str]]()
         lowest: dict[tuple[str, str], _Sent] = {}
         with self._lock:
             for (node_id, _), sent in self._sent.items():
@@ -433,6 +462,7 @@ class CapLoop:
                 enforced_w = gpu.enforced_w if gpu.enforced_w is not None else gpu.limit_w
                 if enforced_w is None or enforced_w > told.wish.limit_w + 1.0:
                     late.append((gpu, told, enforced_w))
+                    unheld.add((node.region, gpu.uuid))
             if late:
                 gpu, told, enforced_w = late[0]
                 holds = "an unknown limit" if enforced_w is None else f"{enforced_w:.0f} W"
@@ -442,6 +472,7 @@ class CapLoop:
                     f"{gpu.index} has {holds} where {told.wish.limit_w:.0f} W were ordered ({why})"
                 )
                 troubles.append(Trouble(f"cap not enforced {node.node_id}", node.region, sentence))
+        self._unheld = unheld
         return troubles
 
 

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from functools import partial
 from operator import attrgetter
@@ -53,7 +53,7 @@ AHEAD_S = 300.0
 #: GPUs asked for in one statement.
 _GPUS_TOGETHER = 50
 _ROLLED, _MINUTES_FROM = "energy.rolled_until_s", "energy.minutes_from_s"
-_COLUMNS = [field.name for field in fields(EnergyRow)]
+_COLUMNS = [one.name for one in fields(EnergyRow)]
 _read_row = attrgetter(*_COLUMNS)
 _QUALITIES = ("measured", "integrated", "partial")
 
@@ -97,7 +97,8 @@ class EnergySum:
 
 @dataclass(frozen=True, slots=True)
 class KnownNode:
-    """A node whose agent was heard of at some time; ``gpus`` are {uuid, index, name} as last told."""
+    """A node whose agent was heard of at some time; ``gpus`` are {uuid, index, name} as last told. ``first_seen_at``
+    is known of those that are read from the book."""
 
     node_id: str
     hostname: str
@@ -106,6 +107,7 @@ class KnownNode:
     simulated: bool
     gpus: tuple[Mapping[str, Any], ...]
     last_seen_at: datetime
+    first_seen_at: datetime | None = field(default=None, compare=False)
 
 
 Where = Callable[[Any], list[ColumnElement[bool]]]
@@ -227,7 +229,14 @@ class EnergyBook:
         """Every node that was ever noted, by id."""
         known = AGENT_NODE.c
         query = select(
-            known.node_id, known.hostname, known.region, known.branch, known.simulated, known.gpus, known.last_seen_at
+            known.node_id,
+            known.hostname,
+            known.region,
+            known.branch,
+            known.simulated,
+            known.gpus,
+            known.last_seen_at,
+            known.first_seen_at,
         ).order_by(known.node_id)
         if region is not None:
             query = query.where(known.region == region)

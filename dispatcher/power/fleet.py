@@ -39,7 +39,7 @@ class GpuView:
     name: str
     simulated: bool
     state: str
-    jobs: tuple[str, ...]
+    jobs: tuple[str, ...] | None
     power_w: float | None
     limit_w: float | None
     enforced_w: float | None
@@ -168,7 +168,7 @@ def _gpu_view(gpu: GpuLive, node: NodeLive) -> GpuView:
         name=gpu.name,
         simulated=gpu.simulated or node.simulated,
         state=(gpu.idle_state or "unknown") if node.connected else "unknown",
-        jobs=gpu.jobs if heard else (),
+        jobs=gpu.jobs if heard else None,
         power_w=gpu.power_w if heard else None,
         limit_w=gpu.limit_w if heard else None,
         enforced_w=gpu.enforced_w if heard else None,
@@ -191,7 +191,7 @@ def _silent(node: KnownNode) -> NodeView:
             name=str(gpu.get("name") or ""),
             simulated=node.simulated,
             state="unknown",
-            jobs=(),
+            jobs=None,
             power_w=None,
             limit_w=None,
             enforced_w=None,
@@ -252,7 +252,7 @@ def by_job(nodes: Iterable[NodeView]) -> dict[str, tuple[GpuView, ...]]:
     found: dict[str, list[GpuView]] = defaultdict(list)
     for node in nodes:
         for gpu in node.gpus:
-            for job_id in gpu.jobs:
+            for job_id in gpu.jobs or ():
                 found[job_id].append(gpu)
     return {job_id: tuple(gpus) for job_id, gpus in found.items()}
 

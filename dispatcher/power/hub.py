@@ -28,8 +28,14 @@ SILENT_S = 10.0
 ANSWER_S = 10.0
 #: Seconds for which a node that went silent is still told of.
 FORGET_S = 3600.0
+#: Seconds for which a claim of another region's node is told of after it was last refused, and how many are kept.
+TELL_CLAIM_S, MOST_CLAIMS = 300.0, 100
 #: An epoch further ahead of ours than this is no control plane's: each start counts one up.
 MOST_STARTS = 1_000_000
+
+
+class Turned(BadFrame):
+    """An agent that is not taken; its connection ends with the reason."""
 
 
 class Session(Protocol):
@@ -59,7 +65,8 @@ class CapLive:
 
 @dataclass(frozen=True, slots=True)
 class GpuLive:
-    """One GPU as last told; None is unknown. ``jobs`` are ids of the jobs that have a process on it."""
+    """One GPU as last told; None is unknown. ``jobs`` are ids of the jobs that have a process on it; none of ours has where it
+    is empty."""
 
     region: str
     branch: str | None
@@ -78,7 +85,7 @@ class GpuLive:
     sm_util: float | None
     throttle: tuple[str, ...]
     idle_state: str | None
-    jobs: tuple[str, ...]
+    jobs: tuple[str, ...] | None
     cap: CapLive
     mig: bool
     #: Why it is not to be capped for economy, as its agent says: work of no job of ours is on it; empty when nothing is said.
@@ -194,6 +201,7 @@ class _Node:
     session: Session | None
     seen_mono: float
     seen_at: datetime
+    proven: bool = False
     live: Frame | None = None
     leases: "tuple[LeaseLive, ...]" = ()
     view: NodeLive | None = None
@@ -234,17 +242,40 @@ class Hub:
         self._lock = threading.RLock()
         self._nodes: dict[str, _Node] = {}
         self._of_session: dict[Session, str] = {}
+        # What an earlier control plane knew: the region of a node, and until when (mono s) that holds without a word of it.
+        self._remembered: dict[str, tuple[str, float]] = {}
+        self._claims: dict[tuple[str, str], tuple[float, str, str]] = {}
         self._pending: dict[str, _Pending] = {}
         # Not only a number: an answer to an order of the control plane before us must not pass for one to ours.
         self._ids = (f"{epoch}-{number}" for number in itertools.count(1))
 
     # --- connections ----------------------------------------------------------------------------------------------
 
-    def receive(self, session: Session, region: str, text: str | bytes) -> str | None:
-        """Take a frame of an agent whose right to speak for ``region`` is proved; returns the frame to answer with, if any."""
+    def remember(self, nodes: Iterable[tuple[str, str, datetime]]) -> None:
+        """Of which region nodes were, as (node id, region, last seen at), before this control plane started."""
+        now, mono = self._now(), self._mono()
+        with self._lock:
+            for node_id, region, seen_at in nodes:
+                left_s = FORGET_S - (now - seen_at).total_seconds()
+                if left_s > 0:
+                    self._remembered[node_id] = (region, mono + left_s)
+
+    def awaits(self, region: str) -> bool:
+        """Whether a node that was there before this control plane started has not said hello yet."""
+        mono = self._mono()
+        with self._lock:
+            return any(one == region and mono < until_mono for one, until_mono in self._remembered.values())
+
+    def receive(self, session: Session, region: str, text: str | bytes, *, proven: bool = False) -> str | None:
+        """Take a frame of an agent that may speak for ``region``; returns the frame to answer with, if any. ``proven``: its
+        token is that region's own, and not one that opens every region."""
         try:
             frame = messages.decode(text)
-            return self._take(session, region, frame)
+            return self._take(session, region, frame, proven)
+        except Turned as error:
+            session.send(messages.encode({"type": "error", "message": str(error)[: messages.MAX_TEXT]}))
+            session.close(str(error))
+            return None
         except BadFrame as error:
             log.info("a frame of an agent in %s was not understood: %s", region, error)
             return messages.encode({"type": "error", "message": str(error)[: messages.MAX_TEXT]})
@@ -258,10 +289,10 @@ class Hub:
                 node.session, node.view = None, None
                 self._give_up(node.node_id, "the connection was lost; it is not known whether it was done")
 
-    def _take(self, session: Session, region: str, frame: Frame) -> str | None:
+    def _take(self, session: Session, region: str, frame: Frame, proven: bool) -> str | None:
         kind = frame["type"]
         if kind == "hello":
-            return self._hello(session, region, frame)
+            return self._hello(session, region, frame, proven)
         with self._lock:
             node = self._nodes.get(self._of_session.get(session, ""))
             if node is None or node.session is not session:
@@ -277,22 +308,20 @@ class Hub:
             raise BadFrame(f"type: {kind[:40]!r}: the control plane understands hello, live, energy and results")
         return None
 
-    def _hello(self, session: Session, region: str, frame: Frame) -> str | None:
+    def _hello(self, session: Session, region: str, frame: Frame, proven: bool) -> str | None:
         hello = messages.check_hello(frame).raw()
         node_id, epoch = hello["node"]["node_id"], hello["epoch"]
         with self._lock:
             if (named := self._of_session.get(session, node_id)) != node_id:
                 raise BadFrame(f"hello.node.node_id: {node_id!r}: this connection is node {named!r}'s; each node has its own")
             before = self._nodes.get(node_id)
-            if before is not None and before.session is not None and before.region != region and self._is_live(before):
-                raise BadFrame(
-                    f"hello.node.node_id: {node_id!r}: is connected from region {before.region} already; a node has one region"
-                )
+            self._check_region(node_id, region, hello["node"]["hostname"], proven)
             if before is not None and before.session is not None and before.session is not session:
                 self._of_session.pop(before.session, None)
                 self._give_up(node_id, "its agent connected anew; it is not known whether it was done")
                 before.session.close("the same node connected again")
-            node = _Node(node_id, region, hello, session, self._mono(), self._now())
+            node = _Node(node_id, region, hello, session, self._mono(), self._now(), proven)
+            self._remembered.pop(node_id, None)
             node.leases = tuple(_lease_live(lease, node.seen_at) for lease in hello.get("leases", []))
             self._nodes[node_id] = node
             self._of_session[session] = node_id
@@ -305,6 +334,32 @@ class Hub:
             # Only the highest, and none that one agent made up: nobody could ever count above it.
             self._on_epoch(epoch)
         return None
+
+    def _check_region(self, node_id: str, region: str, hostname: str, proven: bool) -> None:
+        """A node is of the region that it first said hello from, for as long as it is known: else an agent of one region could
+        take another's node from it while that one is silent. Only a region's own token outweighs one that opens all (the lock
+        is held). Raises Turned."""
+        before, mono = self._nodes.get(node_id), self._mono()
+        holder = self._region_of(node_id)
+        if holder in (None, region) or (proven and before is not None and not before.proven):
+            return
+        sentence = (
+            f"an agent of {hostname} in {region} says that it is node {node_id}, which is {holder}'s: it was refused; two "
+            "agents need two ids (gridshift agent --node-id)"
+        )
+        self._claims.pop((node_id, region), None)
+        self._claims[node_id, region] = (mono, holder, sentence)
+        if len(self._claims) > MOST_CLAIMS:
+            del self._claims[next(iter(self._claims))]
+        log.warning("%s", sentence)
+        raise Turned(f"node id {node_id[:40]!r} is of region {holder[:40]}; a node has one region")
+
+    def _region_of(self, node_id: str) -> str | None:
+        """The region of a node, as far as it is known (the lock is held)."""
+        if node_id in self._nodes:
+            return self._nodes[node_id].region
+        region, until_mono = self._remembered.get(node_id, (None, 0.0))
+        return region if self._mono() < until_mono else None
 
     def _forget_former(self) -> None:
         """A Ray that was started anew gives its nodes new ids: a silent node of a machine whose GPUs a connected one tells of
@@ -327,7 +382,7 @@ class Hub:
     def _energy(self, node: _Node, session: Session, batch: int, rows: Sequence[Mapping[str, Any]]) -> None:
         if self.on_energy is None:
             return
-        of_node = {"node_id": node.node_id, "region": node.region, "simulated": bool(node.hello["node"].get("simulated"))}
+        of_node = {"region": node.region, "simulated": bool(node.hello["node"].get("simulated"))}
 
         def stored(done: "Future[Any]") -> None:
             error = done.exception()
@@ -336,7 +391,15 @@ class Hub:
             else:
                 log.warning("energy rows of node %s were not stored, it sends them again: %s", node.node_id, error)
 
-        self.on_energy([{**row, **of_node} for row in rows]).add_done_callback(stored)
+        own = {node_id: self._owner(node_id, node) for node_id in {row.get("node_id") for row in rows}}
+        self.on_energy([{**row, **of_node, "node_id": own[row.get("node_id")]} for row in rows]).add_done_callback(stored)
+
+    def _owner(self, made_by: str | None, node: _Node) -> str:
+        """The node whose row it is: the one that made it, which may have another name now. That of another region's node is not
+        for it to use."""
+        with self._lock:
+            region = None if made_by is None else self._region_of(made_by)
+        return node.node_id if made_by is None or region not in (None, node.region) else made_by
 
     # --- what is known --------------------------------------------------------------------------------------------
 
@@ -358,7 +421,7 @@ class Hub:
 
     def gpus_of(self, job_id: str) -> list[GpuLive]:
         """The GPUs on which a job was last seen to have processes, of nodes that are connected."""
-        return [gpu for node in self.nodes() if node.connected for gpu in node.gpus if job_id in gpu.jobs]
+        return [gpu for node in self.nodes() if node.connected for gpu in node.gpus if job_id in (gpu.jobs or ())]
 
     def alarms(self, _: datetime | None = None) -> list[tuple[str, str | None, str]]:
         """(key, region, sentence) of everything an operator should know of the agents."""
@@ -372,6 +435,11 @@ class Hub:
                 (f"{alarm.key} {node.node_id}", node.region, f"{node.hostname}: {alarm.sentence}") for alarm in node.alarms
             ]
         with self._lock:
+            found += [
+                (f"claim {region} {node_id}", holder, sentence)
+                for (node_id, region), (at, holder, sentence) in self._claims.items()
+                if self._mono() - at <= TELL_CLAIM_S
+            ]
             ahead = max((int(node.hello["epoch"]) for node in self._nodes.values()), default=0)
         if ahead > self.epoch:
             sentence = (
@@ -614,7 +682,7 @@ def _gpu_live(
         sm_util=now.get("sm_util"),
         throttle=tuple(map(str, now.get("throttle", ()))),
         idle_state=now.get("idle_state"),
-        jobs=tuple(map(str, now.get("jobs", ()))),
+        jobs=None if now.get("jobs") is None else tuple(map(str, now["jobs"])),
         cap=_cap_live(now.get("cap")) if connected and now else UNKNOWN_CAP,
         mig=bool(info.get("mig")),
         protected=now.get("protected") or "",

@@ -34,7 +34,8 @@ class Job:
     ``energy_kwh``, ``cost`` (in ``cost_currency``) and ``carbon_kg`` are None until known; ``energy_basis`` says what they rest
     on: measured, partly measured (the rest modelled), modelled, simulated. ``frozen_at`` is since when a running job stands
     frozen (None: it does not; the store sees to it that no other job has one), ``rested_at`` when it will have run for as long
-    as it was frozen before."""
+    as it was frozen before. ``run_now_at`` is since when its owner has wanted it to run whatever power costs (None: the plan
+    says when)."""
 
     id: str
     request: Request
@@ -71,6 +72,7 @@ class Job:
     owner: str | None = None
     frozen_at: datetime | None = None
     rested_at: datetime | None = None
+    run_now_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

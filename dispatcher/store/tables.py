@@ -101,6 +101,7 @@ class JobRow(SQLModel, table=True):
     owner: str | None = None
     frozen_at: datetime | None = _time(default=None)
     rested_at: datetime | None = _time(default=None)
+    run_now_at: datetime | None = _time(default=None)
 
 
 class AttemptRow(SQLModel, table=True):

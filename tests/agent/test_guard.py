@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +15,10 @@ from dispatcher.agent import guard
 from dispatcher.agent.caps import CapOrders, Enforcer, SetCap
 from dispatcher.agent.freezing import Freezer, boottime_s
 from dispatcher.agent.leases import LeaseBook, boot_id
-from dispatcher.agent.node import FolderLock, OwnDevices
+from dispatcher.agent.node import FolderBusy, FolderLock, OwnDevices
 from dispatcher.agent.processes import ProcessTable, read_process
+from dispatcher.agent.release import release_here
+from dispatcher.agent.service import taking_over
 from dispatcher.simgpu import SimGpus
 from tests.helpers import wait_until
 from tests.simgpu.simulated import child_environment, simulated
@@ -44,6 +47,53 @@ def test_it_keeps_leases_until_those_with_an_end_are_over(gpus: SimGpus, tmp_pat
     assert guard.keep_leases(tmp_path, keep_s=0.3) and gpus[0].limit_w == 250.0 and gpus[1].limit_w == 300.0
     wait_until(lambda: not guard.keep_leases(tmp_path, keep_s=4.0), 15, "the end of its duty")
     assert gpus[0].limit_w == 400.0 and gpus[1].limit_w == 300.0  # the open event is for a person to end
+
+
+def test_an_event_lease_is_released_by_hand_while_a_guard_keeps_it(gpus: SimGpus, tmp_path: Path) -> None:
+    leave_leases(tmp_path, SetCap("e1", "event", gpus[0].uuid, 300.0, 600.0))
+    stop = threading.Event()
+
+    def keep() -> None:
+        while not stop.is_set() and guard.keep_leases(tmp_path, keep_s=4.0):
+            pass
+
+    thread = threading.Thread(target=keep)
+    thread.start()
+    try:
+        wait_until(lambda: guard.agent_lives(tmp_path), 10, "the guard at work")
+        (released,) = release_here(tmp_path, "e1")
+        assert released["ok"] and gpus[0].limit_w == 400.0
+    finally:
+        stop.set()
+        thread.join(10)
+
+
+def test_what_ended_while_nobody_was_there_is_given_back_by_the_command(gpus: SimGpus, tmp_path: Path) -> None:
+    caps = SetCap("e1", "event", gpus[0].uuid, 300.0, 0.3), SetCap("e2", "event", gpus[1].uuid, 300.0, 600.0)
+    leave_leases(tmp_path, *caps)
+    book = LeaseBook(tmp_path / "leases")
+    (e1,) = book.hold(gpus[0].uuid).leases
+    book.close()
+    wait_until(lambda: not e1.live(boottime_s()), 5, "the event's end")
+    assert gpus[0].limit_w == 300.0
+    (released,) = release_here(tmp_path, "e1")
+    assert (released["lease_id"], released["ok"]) == ("e1", True) and (gpus[0].limit_w, gpus[1].limit_w) == (400.0, 300.0)
+
+
+def test_an_agent_that_starts_takes_over_from_a_guard_and_not_from_another_agent(gpus: SimGpus, tmp_path: Path) -> None:
+    held, its_own = FolderLock(tmp_path), FolderLock(tmp_path, guard.GUARD_LOCK)
+    assert guard.holds(tmp_path)
+    timer = threading.Timer(0.5, held.close)
+    timer.start()
+    taken = taking_over(lambda: FolderLock(tmp_path, tries=1), tmp_path)
+    timer.join()
+    (tmp_path / guard.GUARD_LOCK).write_text("process 1")
+    began = time.monotonic()
+    with pytest.raises(FolderBusy):
+        taking_over(lambda: FolderLock(tmp_path, tries=1), tmp_path)
+    assert time.monotonic() - began < 5.0
+    taken.close()
+    its_own.close()
 
 
 def test_it_leaves_everything_to_an_agent_that_lives(gpus: SimGpus, tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from dispatcher.agent import durable
+from dispatcher.agent import durable, epochs
 from dispatcher.agent import leases as leases_module
+from dispatcher.agent.epochs import Epochs
 from dispatcher.agent.leases import (
     BadLease,
     Clock,
@@ -335,7 +336,8 @@ class FullDisk:
                 raise OSError(errno.ENOSPC, "No space left on device")
             real(path, text)
 
-        monkeypatch.setattr(leases_module, "write_durably", write)
+        for module in (leases_module, epochs):
+            monkeypatch.setattr(module, "write_durably", write)
 
 
 def test_a_full_disk_takes_no_new_caps_but_still_gives_back(
@@ -363,6 +365,18 @@ def test_a_full_disk_takes_no_new_caps_but_still_gives_back(
     assert [lease.lease_id for lease in book.expire(clock.boot)] == ["a"]
     assert book.forget(GPU)  # nothing left to say needs no room
     assert opened().record(GPU).empty
+
+
+def test_an_epoch_that_found_no_room_is_written_by_the_next_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, fence = FullDisk(monkeypatch), Epochs(tmp_path)
+    disk.full = True
+    with pytest.raises(NotWritten, match="No space left"):
+        fence.see(4)
+    fence.see(4, must_write=False)
+    assert fence.highest == 4 and "not on disk yet" in fence.notices["epoch"] and Epochs(tmp_path).highest == 0
+    disk.full = False
+    fence.see(4)
+    assert fence.notices == {} and Epochs(tmp_path).highest == 4
 
 
 def test_a_folder_that_cannot_be_made_is_a_plain_error(tmp_path: Path) -> None:

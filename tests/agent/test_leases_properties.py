@@ -159,7 +159,7 @@ class BookAndGpu(RuleBasedStateMachine):
     @rule()
     def new_control_plane(self) -> None:
         self.epoch += 1
-        self.book.see_epoch(self.epoch)
+        self.book.release("of nobody", self.epoch)
 
     @precondition(lambda self: self.book.epoch > 0)
     @rule(name=NAMES)

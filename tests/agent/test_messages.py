@@ -104,6 +104,7 @@ def test_a_hello_that_means_nothing_names_the_field(change: dict[str, Any], name
         ({"uuid": "GPU-1", "power_w": 10**400}, "live.gpus[0].power_w: 1000"),
         ({"uuid": "GPU-1", "idle_state": "asleep"}, "must be one of active"),
         ({"uuid": "GPU-1", "jobs": "j"}, "live.gpus[0].jobs: 'j'"),
+        ({"uuid": "GPU-1", "jobs": 0}, "live.gpus[0].jobs: 0"),
         ({"uuid": "GPU-1", "cap": 3}, "live.gpus[0].cap: 3"),
         (7, "live.gpus[0]: 7"),
     ],
@@ -115,7 +116,8 @@ def test_figures_that_mean_nothing_name_the_field(gpu: object, named: str) -> No
 
 
 def test_unknown_figures_pass_as_unknown() -> None:
-    live = {"type": "live", "gpus": [{"uuid": "GPU-1", "power_w": None, "idle_state": "lost", "cap": None}]}
+    gpu = {"uuid": "GPU-1", "power_w": None, "idle_state": "lost", "cap": None, "jobs": None}
+    live = {"type": "live", "gpus": [gpu]}
     assert messages.check_live(live).raw() == live
 
 

@@ -375,7 +375,7 @@ def test_a_clock_that_ran_far_ahead_starts_over() -> None:
 
 def successor(gpu: Gpu, boot_id: str = "b1") -> tuple[Meter, list[EnergyRow]]:
     """A meter restored from what another wrote down, through JSON as on the disk."""
-    old, new = Meter(), Meter()
+    old, new = Meter("n1"), Meter("n2")
     old._meters["GPU-1"] = gpu.meter
     return new, new.restore(json.loads(json.dumps(old.state("b1"), allow_nan=False)), boot_id)
 
@@ -408,9 +408,23 @@ def test_after_a_reboot_only_the_unfinished_minute_is_taken() -> None:
     gpu.run(30, A)
     meter, rows = successor(gpu, "b2")
     assert [(row.start, row.seconds, row.quality) for row in rows] == [(T0, pytest.approx(30.0), "partial")]
+    assert rows[0].node_id == "n1", "as it was called when that was drawn"
     assert meter.idle_state("GPU-1") == "lost"
     gpu.boot_s = 10.0
     assert meter.feed("GPU-1", gpu.look(A, 400.0)) == []
+
+
+def test_a_minute_in_which_the_machine_was_started_anew_gets_no_second_row_of_its_name() -> None:
+    gpu = Gpu().begin(A)
+    gpu.run(20, A)
+    meter, rows = successor(gpu, "b2")
+    gpu.pass_time(10.0, 0.0)  # back within the minute
+    gpu.boot_s, began_j = 5.0, gpu.drawn_j
+    for _ in range(120):
+        rows += meter.feed("GPU-1", gpu.look(A, 400.0))
+        gpu.pass_time(1.0, 400.0)
+    assert [row.start for row in rows] == [T0, T0 + 60]
+    assert rows[1].energy_wh * 3600 == pytest.approx(90 * 400.0) and gpu.drawn_j > began_j
 
 
 @pytest.mark.parametrize("state", [{}, {"boot_id": "b1", "meters": [{}]}, {"boot_id": "b1", "meters": 3}])

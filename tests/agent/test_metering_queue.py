@@ -241,20 +241,42 @@ def test_a_meter_goes_on_from_its_file(tmp_path: Path) -> None:
     for second in range(31):
         meter.feed("GPU-1", look(second))
     save_meter(tmp_path / "new", meter, "b1")
-    again, rows, told = load_meter(tmp_path / "new", "b1")
+    again, rows, told = load_meter(tmp_path / "new", "b1", "n1", 1)
     assert (rows, told) == ([], None)
     rows = [made for second in range(31, 61) for made in again.feed("GPU-1", look(second))]
     assert [(made.job_id, made.seconds, made.mean_w) for made in rows] == [
         ("a", pytest.approx(60.0), pytest.approx(400.0)),
     ]
-    _, rows, _ = load_meter(tmp_path / "new", "b2")
+    _, rows, _ = load_meter(tmp_path / "new", "b2", "n1", 1)
     assert [(made.seconds, made.quality) for made in rows] == [(pytest.approx(30.0), "partial")]
+
+
+@pytest.mark.parametrize("queued", [0, 1, 2])
+def test_rows_are_queued_once_wherever_an_agent_is_killed_and_keep_the_name_they_were_made_under(
+    tmp_path: Path, queued: int
+) -> None:
+    queue, meter = RowQueue(tmp_path), Meter("n1")
+    queue.append([row(-1)])
+    made = [made for second in range(61) for made in meter.feed("GPU-1", look(second))]
+    made += [made for second in range(61, 121) for made in meter.feed("GPU-1", look(second))]
+    save_meter(tmp_path, meter, "b1", made, queue.next_number)
+    queue.append(made[:queued])
+    queue.close()  # killed
+
+    after = RowQueue(tmp_path)
+    again, left, _ = load_meter(tmp_path, "b1", "n2", after.next_number)
+    after.append(left)
+    batch = after.batch()
+    assert batch is not None and batch[1] == [row(-1), *made] and {one.node_id for one in made} == {"n1"}
+    later = [one for second in range(121, 181) for one in again.feed("GPU-1", look(second))]
+    assert [(one.start - T0, one.node_id) for one in later] == [(120, "n2")]
+    after.close()
 
 
 @pytest.mark.parametrize("text", ["", "{}", "null", '{"check": 1, "body": {"format": 1}}'])
 def test_a_damaged_meter_file_is_told_and_not_used(tmp_path: Path, text: str) -> None:
-    assert load_meter(tmp_path, "b1")[2] is None, "none is no damage"
+    assert load_meter(tmp_path, "b1", "n1", 1)[2] is None, "none is no damage"
     (tmp_path / "meters.json").write_text(text)
-    meter, rows, told = load_meter(tmp_path, "b1")
+    meter, rows, told = load_meter(tmp_path, "b1", "n1", 1)
     assert rows == [] and told is not None and "is damaged" in told
     assert meter.idle_state("GPU-1") == "lost"

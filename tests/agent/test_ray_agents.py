@@ -119,7 +119,7 @@ def test_agents_come_with_ray_measure_cap_and_survive(short_tmp: Path, gpus: Sim
         plane.ray("submit", "--no-wait", "--submission-id", "busy", "--entrypoint-num-gpus", "1", "--", *work)
 
         def busy_gpu() -> dict[str, Any] | None:
-            found = [gpu for one in plane.nodes() for gpu in one["gpus"] if "busy" in gpu["jobs"]]
+            found = [gpu for one in plane.nodes() for gpu in one["gpus"] if "busy" in (gpu["jobs"] or ())]
             seen = [gpu for gpu in found if (gpu["power_w"] or 0) > 300]
             return seen[0] if seen else None
 

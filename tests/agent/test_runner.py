@@ -1,20 +1,27 @@
 """A whole agent on simulated GPUs, against a real hub over a real websocket."""
 
 import json
+import os
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dispatcher.agent.devices import DeviceError, Devices, GpuProcess
 from dispatcher.agent.messages import EnergyAck
 from dispatcher.agent.metering import EnergyRow
 from dispatcher.agent.node import FolderBusy, OwnDevices, Settings
 from dispatcher.agent.release import NotReleased, release_here
-from dispatcher.agent.runner import Agent, differs, once
+from dispatcher.agent.runner import Agent, differs, jobs_on, once
+from dispatcher.power.accounts import moment
+from dispatcher.power.energy import EnergyBook
 from dispatcher.power.hub import CapOrder, GpuLive, Hub, NodeLive, Release
 from dispatcher.simgpu import SimGpus
+from dispatcher.store.engine import database, make_engine
 from tests.api.fake import FakeServices, Server
 from tests.helpers import wait_until
 from tests.simgpu.simulated import simulated, working
@@ -89,6 +96,45 @@ def test_the_hub_sees_the_node_its_draw_and_its_jobs(gpus: SimGpus, hub: Hub, st
         other = gpu(hub, gpus[1].uuid)
         assert other.jobs == () and other.idle_state == "deep_idle" and 0 < (other.power_w or 0) < 100
     wait_until(lambda: hub.gpus_of("job-7") == [], 15, "the job's end")
+
+
+def test_who_is_there_is_unknown_where_the_driver_does_not_say(
+    gpus: SimGpus, hub: Hub, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused: list[str] = []
+
+    def processes(devices: Devices, uuid: str) -> list[GpuProcess]:
+        if uuid in refused:
+            raise DeviceError("the driver does not say who is there")
+        return listed(devices, uuid)
+
+    listed = Devices.processes
+    monkeypatch.setattr(Devices, "processes", processes)
+    start()
+    node(hub)
+    with working(gpus, visible="0") as stranger, working(gpus, visible="1", GRIDSHIFT_JOB_ID="job-7"):
+        wait_until(lambda: gpu(hub, gpus[0].uuid).protected and gpu(hub, gpus[1].uuid).jobs == ("job-7",), 15, "both")
+        assert gpu(hub, gpus[0].uuid).jobs == ()
+        refused += [one.uuid for one in gpus]
+        wait_until(lambda: {gpu(hub, one.uuid).jobs for one in gpus} == {None}, 15, "the lists to be unknown")
+        assert str(stranger.pid) in gpu(hub, gpus[0].uuid).protected, "nothing says that it has gone"
+        refused.clear()
+        wait_until(lambda: gpu(hub, gpus[1].uuid).jobs == ("job-7",), 15, "the list to be known again")
+
+
+@pytest.mark.parametrize(
+    ("residents", "idle_state", "told"),
+    [
+        ({"b": 1, None: 1, "a": None}, "active", ["a", "b"]),
+        ({None: 1}, "active", []),
+        ({}, "deep_idle", []),
+        ({}, "lost", []),
+        (None, "active", None),
+        ({}, "active", None),
+    ],
+)
+def test_the_jobs_of_a_gpu_as_they_are_told(residents: Any, idle_state: str, told: list[str] | None) -> None:
+    assert jobs_on(residents, idle_state) == told, "nobody seen on a GPU at work is somebody unseen"
 
 
 def test_a_cap_is_set_read_back_told_and_given_back(gpus: SimGpus, hub: Hub, start: Start) -> None:
@@ -168,6 +214,32 @@ def test_a_job_is_frozen_and_runs_again(gpus: SimGpus, hub: Hub, start: Start) -
         assert hub.thaw("job-7").result(10)[0].ok and state_of(process) != "T"
     (none,) = hub.freeze("job-8", ttl_s=30.0, freeze_max_s=60.0).result(10)
     assert not none.ok and "no process of job-8" in str(none.error)
+
+
+def test_a_control_plane_from_before_neither_freezes_nor_thaws_on_a_node_without_gpus(
+    gpus: SimGpus, hub: Hub, start: Start
+) -> None:
+    gpus.set_driver_absent()
+    agent = start()
+    node(hub)
+    with subprocess.Popen(["sleep", "300"], env={**os.environ, "GRIDSHIFT_JOB_ID": "job-cpu"}, text=True) as process:
+        try:
+            assert hub.freeze("job-cpu", ttl_s=60.0, freeze_max_s=60.0).result(10)[0].ok
+            newest, hub.epoch = hub.epoch, hub.epoch - 1
+            for order in (hub.thaw("job-cpu"), hub.freeze("job-cpu", ttl_s=1.0, freeze_max_s=60.0)):
+                assert "a newer control plane is in charge" in str(order.result(10)[0].error)
+            assert state_of(process) == "T"
+
+            hub.epoch = newest
+            assert hub.thaw("job-cpu").result(10)[0].ok and state_of(process) != "T"
+            agent.stop()
+            again = start()
+            assert again.hello()["epoch"] == newest, "it is on disk"
+            wait_until(lambda: hub.nodes()[0].connected, 15, "its successor")
+            hub.epoch = newest - 1
+            assert not hub.freeze("job-cpu", ttl_s=60.0, freeze_max_s=60.0).result(10)[0].ok and state_of(process) != "T"
+        finally:
+            process.kill()
 
 
 def state_of(process: "subprocess.Popen[str]") -> str:
@@ -330,6 +402,33 @@ def test_what_was_acknowledged_last_is_not_sent_by_a_successor(tmp_path: Path) -
     after = Agent(Settings("http://127.0.0.1:9", "north", None, tmp_path / "state", "n2", "host"))
     assert after._rows.batch() is None
     after.stop()
+
+
+def test_a_row_is_booked_once_though_its_node_is_killed_and_comes_back_under_another_name(
+    gpus: SimGpus, hub: Hub, start: Start, sqlite_url: str, tmp_path: Path
+) -> None:
+    engine = make_engine(database(sqlite_url))
+    book = EnergyBook(engine)
+    taken: list[int] = []
+
+    def take(rows: Any) -> Any:
+        done = book.take(rows, moment(3600))
+        taken.append(len(rows))
+        return done
+
+    hub.on_energy = take
+    agent = start("n1")
+    node(hub)
+    agent._rows.append(replace(row_of_minute(at), node_id="n1") for at in range(3))
+    shutil.copytree(tmp_path / "state", tmp_path / "killed")  # as the disk is before an acknowledgement has come
+    wait_until(lambda: len(agent._rows) == 0, 15, "the rows to be stored")
+    agent.stop()
+    start("n2", "killed")
+    wait_until(lambda: len(taken) > 1, 15, "them to be sent again")
+    book.close()  # writes what waits
+    (hour,) = book.sums(moment(0), moment(3600), 3600)
+    assert taken == [3, 3] and hour.energy_wh == pytest.approx(3.0)
+    engine.dispose()
 
 
 def row_of_minute(at: int) -> EnergyRow:

@@ -12,11 +12,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
-from dispatcher.agent.node import Settings, default_state_dir, machine_id
+from dispatcher.agent.guard import GUARD_LOCK
+from dispatcher.agent.node import FolderLock, Settings, default_state_dir, machine_id
 from dispatcher.agent.service import BUSY, Supervisor, from_json, to_json
 from dispatcher.power.hub import CapOrder
 from dispatcher.simgpu import SimGpus
@@ -26,6 +28,7 @@ from tests.simgpu.simulated import child_environment
 
 BIN = Path(sys.executable).parent
 UNIT = Path(__file__).parents[2] / "deploy" / "gridshift-agent.service"
+GUARD_UNIT = UNIT.with_name("gridshift-agent-guard.service")
 
 
 @pytest.fixture
@@ -114,6 +117,39 @@ def test_the_command_runs_an_agent_that_survives_kill_and_gives_back_at_its_end(
         wait_until(lambda: not services.hub.nodes()[0].connected, 10, "its goodbye")
 
 
+def test_an_event_limit_outlives_an_agent_that_is_stopped_with_a_word_and_ends_on_time(
+    gpus: SimGpus, services: FakeServices, server: Server, tmp_path: Path
+) -> None:
+    argv = [
+        str(BIN / "gridshift"),
+        "agent",
+        "--server",
+        server.url,
+        "--region",
+        "north",
+        "--state-dir",
+        str(tmp_path / "state"),
+    ]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen([*argv, "--node-id", "n1"], env=child_environment(gpus), stderr=log)
+    try:
+        wait_until(lambda: services.hub.nodes(), 30, "the agent")
+        event = CapOrder("e1", "event", "n1", gpus[0].uuid, 300.0, 10.0, "event e1")
+        assert services.hub.order_caps([event]).result(10)[0].ok
+        ends_s, ends_at = time.monotonic() + 10.0, time.time() + 10.0
+        process.terminate()
+        assert process.wait(20) == 0 and gpus[0].limit_w == 300.0
+        said = (tmp_path / "log").read_text()
+        found = re.search(f"stands after this agent: 300 W on {gpus[0].uuid} until (.*) UTC [(]event e1[)]", said)
+        assert found is not None and "gridshift agent release" in said
+        assert abs(datetime.fromisoformat(f"{found[1]}+00:00").timestamp() - ends_at) < 3.0
+        wait_until(lambda: gpus[0].limit_w == 400.0, 30, "the limit to be given back by the guard")
+        assert -1.0 < time.monotonic() - ends_s < 10.0
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_limits_are_given_back_though_nothing_of_the_control_plane_is_left(
     gpus: SimGpus, services: FakeServices, server: Server, tmp_path: Path
 ) -> None:
@@ -178,14 +214,30 @@ def test_where_leases_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert default_state_dir() == Path("/elsewhere") and machine_id()
 
 
-def test_the_unit_starts_it_again_whatever_happens_and_passes_systemd_analyze(tmp_path: Path) -> None:
+def test_the_unit_starts_it_again_whatever_happens_and_both_pass_systemd_analyze(tmp_path: Path) -> None:
     text = UNIT.read_text()
     for line in ("Restart=always", "StartLimitIntervalSec=0", "NoNewPrivileges=yes", "ProtectSystem=strict", "User=root"):
         assert line in text
     analyze = shutil.which("systemd-analyze")
     if analyze is None:
         pytest.skip("systemd-analyze is not installed (Debian: systemd)")
-    here = tmp_path / UNIT.name
-    here.write_text(re.sub(r"^ExecStart=/opt/gridshift/bin/\S+", "ExecStart=/bin/true", text, flags=re.MULTILINE))
-    done = subprocess.run([analyze, "verify", "--man=no", str(here)], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0 and here.name not in done.stdout + done.stderr, done.stdout + done.stderr
+    here = [tmp_path / unit.name for unit in (UNIT, GUARD_UNIT)]
+    for unit in (UNIT, GUARD_UNIT):
+        text = re.sub(r"^ExecStart=/opt/gridshift/bin/\S+", "ExecStart=/bin/true", unit.read_text(), flags=re.MULTILINE)
+        (tmp_path / unit.name).write_text(text)
+    argv = [analyze, "verify", "--man=no", *map(str, here)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0 and "gridshift" not in done.stdout + done.stderr, done.stdout + done.stderr
+
+
+def test_the_guards_unit_starts_a_guard_that_waits_for_the_agents_own(gpus: SimGpus, tmp_path: Path) -> None:
+    (line,) = (line for line in GUARD_UNIT.read_text().splitlines() if line.startswith("ExecStart="))
+    argv = line.removeprefix("ExecStart=").replace("/opt/gridshift/bin/python", sys.executable).split()
+    argv[-1] = str(tmp_path)
+    own = FolderLock(tmp_path, GUARD_LOCK)
+    with subprocess.Popen(argv, env=child_environment(gpus), stderr=subprocess.PIPE) as process:
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(3)
+        own.close()  # that one is killed with the agent
+        assert process.wait(30) == 0, "there was nothing left to guard"
+    assert f"Wants={GUARD_UNIT.name}" in UNIT.read_text()

@@ -1,9 +1,13 @@
 """The fleet and its energy over HTTP."""
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
+
+from dispatcher.power.energy import KnownNode
 from policies.world import JobState
 from tests.api.fake import FakeServices, Server
 from tests.power.energy_samples import T0, at, wire
@@ -74,6 +78,22 @@ def test_energy_by_the_minute(server: Server, services: FakeServices) -> None:
     assert server.get("/v1/energy", params={**span, "region": "south"})["total"]["energy_wh"] == 2.0
     hour = server.get("/v1/energy", params={**span, "step": "hour"})
     assert [one["energy_wh"] for one in hour["intervals"]] == [9.0] and hour["gaps"] == []
+
+
+def test_a_node_that_is_there_and_tells_nothing_is_not_covered(server: Server, services: FakeServices) -> None:
+    gpus = ({"uuid": "GPU-0", "index": 0, "name": "H100"},)
+    for minute in (0, 3):  # both are heard from the start on, n2 for the last time in its fourth minute
+        heard = [KnownNode(name, f"host-{name}", "north", None, False, gpus, at(60 * minute)) for name in ("n1", "n2")]
+        services.energy.note_nodes(heard)
+    services.energy.note_nodes([replace(heard[0], last_seen_at=at(7200))])
+    services.energy.take([wire(minute) for minute in (0, 1, 119)], T0 + timedelta(hours=3)).result(10)
+    span = {"start": T0.isoformat(), "end": at(180).isoformat()}
+    told = server.get("/v1/energy", params={**span, "region": "north"})
+    assert [one["covered"] for one in told["intervals"]] == [0.5, 0.5, 0.0]
+    assert told["total"]["covered"] == pytest.approx(2 / 6) and told["total"]["energy_wh"] == 12.0
+    later = server.get("/v1/energy", params={"start": at(7140).isoformat(), "end": at(7200).isoformat()})
+    assert later["total"]["covered"] == 1.0, "an hour after its last word a node is gone"
+    assert server.get("/v1/energy", params={**span, "region": "south"})["total"]["covered"] == 0.0
 
 
 def test_energy_of_a_job(server: Server, services: FakeServices) -> None:

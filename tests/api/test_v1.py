@@ -1,11 +1,14 @@
 """Our own API: jobs, intents, the plan, regions and the control plane's own state."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
+from dispatcher.api import savings
 from dispatcher.clock import VirtualClock
+from dispatcher.config import RegionConfig
 from dispatcher.errors import GridshiftError
 from policies.world import Alternative, JobState, Placement, Plan
 from signals.points import Kind, Quality, SignalPoint
@@ -107,6 +110,23 @@ def test_pause_and_resume(server: Server, services: FakeServices) -> None:
         assert act(server, "check", what).status_code == 409
 
 
+def test_run_now_ends_a_pause_and_is_withdrawn_by_the_next(server: Server, services: FakeServices) -> None:
+    server.submit("j", metadata={**FLEX, "gridshift.earliest": "6h"})
+    act(server, "j", "pause")
+    before = services.nudges
+    told = act(server, "j", "run-now").json()
+    assert (told["run_now"], told["held"]) == (True, False) and services.nudges > before
+    reasons = [event["reason"] for event in server.get("/v1/jobs/j/events")["events"]]
+    assert reasons[-1] == "its owner asked for it to run now, whatever power costs"
+    assert act(server, "j", "run-now").status_code == 200 and len(services.store.events("j")) == len(reasons)
+    told = act(server, "j", "pause").json()
+    assert (told["run_now"], told["held"]) == (False, True)
+    act(server, "j", "cancel")
+    assert "is being cancelled" in act(server, "j", "run-now").json()["error"]["message"]
+    services.change("j", to=JobState.CANCELLED)
+    assert act(server, "j", "run-now").status_code == 409
+
+
 def test_delete_hides_and_keeps_the_id(server: Server, services: FakeServices) -> None:
     server.submit("j")
     assert server.call("DELETE", "/api/jobs/j").status_code == 400
@@ -159,6 +179,8 @@ def test_the_plan(server: Server, services: FakeServices) -> None:
     }
     assert (told["placement"]["cap"], told["placement"]["gpu_type"]) == (1.0, None)
     assert server.get("/v1/plan/k")["why"] == "submitted; not placed: no region has room"
+    services.change("j", reason="what an older plan said", planned_region="north", planned_start_at=now)
+    assert server.get("/v1/plan/j")["why"] == "cheapest start", "one reason: that of the plan that stands"
     assert plan["note"] is None and told["alternatives_missing"] is None
     services.change("j", to=JobState.CANCELLED, reason="cancelled")
     assert server.get("/v1/plan/j")["placement"] is None
@@ -250,3 +272,20 @@ def test_savings_compare_with_running_at_once(server: Server, services: FakeServ
     assert totals["carbon_kg"] is None and totals["carbon_kg_run_now"] is None
     assert told["energy_basis"] == "modelled"
     assert "cost: 1 of 2 jobs are left out on both sides, because a signal is unknown" in told["caveats"]
+    assert told["energy_bases"] == {"modelled": 2}
+
+
+def test_savings_before_the_first_signals_say_that_they_are_still_read(server: Server, services: FakeServices) -> None:
+    north = services.config.regions[0]
+    config = RegionConfig.model_validate({"name": north.name, "address": north.address, "price": [{"feed": "synthetic"}]})
+    server.submit("j")
+    attempt = services.launch("j")
+    services.clock = VirtualClock(services.clock.now() + timedelta(hours=1))
+    services.change("j", energy_kwh=2.0, cost=None, energy_basis="simulated")
+    services.end(attempt, JobState.SUCCEEDED)
+    job = services.store.job("j")
+    world = services.snapshot().world
+    world = replace(world, regions=tuple(replace(view, price=None) for view in world.regions))
+    assert job is not None
+    told = savings.report([job], world, {north.name: config}, services.signals, services.clock.now(), {})
+    assert "because signals are still being read: ask again soon" in told["caveats"][-2] + told["caveats"][-1]

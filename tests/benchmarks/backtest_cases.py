@@ -3,7 +3,6 @@
 Nothing here judges a figure.
 """
 
-import os
 import resource
 import sys
 import time
@@ -23,6 +22,7 @@ from dispatcher.backtest.results import Floats, Oracle
 from dispatcher.backtest.scenario import Scenario
 from policies.registry import make
 from policies.world import Settings
+from tests.benchmarks import common
 
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / "build" / "hindcasts"
@@ -99,9 +99,7 @@ class Row:
 
 def data_folder() -> Path | None:
     """The open traces beside the checkout, if they are there."""
-    places = [Path(os.environ["GRIDSHIFT_DATA"])] if "GRIDSHIFT_DATA" in os.environ else []
-    places += [ROOT / "shared" / "data", ROOT.parent / "shared" / "data"]
-    return next((place / "traces" for place in places if (place / "traces").is_dir()), None)
+    return common.data_folder("traces")
 
 
 @lru_cache(maxsize=1)

@@ -31,7 +31,7 @@ from tests.benchmarks.backtest_cases import (
     side_by_side,
 )
 from tests.benchmarks.backtest_front import draw
-from tests.benchmarks.common import report
+from tests.benchmarks.common import report, without_data
 
 OURS, BASE = "gridshift", "run-now"
 RIVALS = ("lowest-window", "carbon-time", "ecovisor", "wait-awhile")
@@ -284,8 +284,7 @@ def main() -> int:
     parser.add_argument("--regions", type=int, default=len(REGIONS), help="how many of the nine regions")
     args = parser.parse_args()
     if data_folder() is None:
-        print("no folder of traces was found; set GRIDSHIFT_DATA to the folder that has one named traces", file=sys.stderr)
-        return 2
+        return without_data("traces")
     if args.quick:
         size = Size(args.year, args.workers, REGIONS[:2], 20, REGIONS[:1], 60, 2, 14.0, 1, (0.8,), True)
     else:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from signals.forecasting import History, fit
-from tests.benchmarks.common import report
+from tests.benchmarks.common import data_folder, report, without_data
 
 Floats = NDArray[np.float64]
 DAYS = 4
@@ -53,14 +53,6 @@ class Series:
     values: Floats
     lear: Floats | None = None
     mix: tuple[History, ...] = ()
-
-
-def data_folder() -> Path | None:
-    """The open data beside the checkout, if it is there."""
-    root = Path(__file__).parents[2]
-    places = [Path(os.environ["GRIDSHIFT_DATA"])] if "GRIDSHIFT_DATA" in os.environ else []
-    places += [root / "shared" / "data", root.parent / "shared" / "data"]
-    return next((place / "forecast" for place in places if (place / "forecast").is_dir()), None)
 
 
 def load(folder: Path, kind: str, name: str) -> Series:
@@ -162,10 +154,9 @@ def main() -> int:
     parser.add_argument("--development", action="store_true", help="score the early part on which the form was chosen instead")
     parser.add_argument("--step", type=int, help="score every n-th origin")
     arguments = parser.parse_args()
-    folder = data_folder()
+    folder = data_folder("forecast")
     if folder is None:
-        print("no data folder: put data/forecast beside the checkout or name its parent in GRIDSHIFT_DATA", file=sys.stderr)
-        return 1
+        return without_data("forecast")
     step = arguments.step or (14 if arguments.quick else 1)
     every = [load(folder, "carbon", name) for name in ZONES] + [load(folder, "price", name) for name in MARKETS]
     spans = {"carbon": (75, 181), "price": (120, 364)} if arguments.development else {"carbon": (181, 365), "price": (364, 728)}

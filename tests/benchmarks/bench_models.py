@@ -17,8 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from policies.cap_model import CLASSES, Learned, Observation
 from policies.problem import Floats
 from tests.benchmarks.cap_fits import Sweep, baselines, by_class, fitted, left_out, points_of, read_sweeps
-from tests.benchmarks.common import report
-from tests.helpers import data_dir
+from tests.benchmarks.common import data_folder, report, without_data
 
 #: The errors to reach, %.
 LIMITS = {
@@ -68,7 +67,10 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="the same; it takes seconds")
     parser.add_argument("--constants", action="store_true", help="print the fitted classes")
     options = parser.parse_args()
-    groups = by_class(read_sweeps(data_dir() / "power_curves"))
+    folder = data_folder("power_curves")
+    if folder is None:
+        return without_data("power_curves")
+    groups = by_class(read_sweeps(folder))
     classes = [fitted(name, sweeps) for name, sweeps in sorted(groups.items())]
     if options.constants:
         for one in classes:

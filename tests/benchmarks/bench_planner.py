@@ -23,7 +23,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from policies.problem import Answer, Fleet, Work
-from tests.benchmarks.common import report
+from tests.benchmarks.common import report, without_data
 from tests.benchmarks.planner_exact import Proof, keep, key_of, proofs, prove, verify
 from tests.benchmarks.planner_instances import (
     CARBON_USD_PER_T,
@@ -385,8 +385,7 @@ def main() -> int:
     arguments = parser.parse_args()
     quick, log = arguments.quick, Log(loud=not arguments.quiet)
     if data_folder() is None:
-        print("no data folder: put data/traces beside the checkout or name its parent in GRIDSHIFT_DATA", file=sys.stderr)
-        return 1
+        return without_data("traces")
     parts = arguments.only or ["small", "cells", "first", "replan", "arrivals", "growth", *([] if quick else ["huge"])]
     jobs, seeds = (1000, 1) if quick else (10_000, arguments.seeds)
     figures = warm_up(log)

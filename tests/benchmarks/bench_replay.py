@@ -21,8 +21,7 @@ import requests
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from dispatcher.client import Client
-from tests.benchmarks.common import report
-from tests.helpers import data_dir
+from tests.benchmarks.common import data_folder, report, without_data
 from tests.real.harness import Plane, ray_clusters
 
 ZONES = {"germany": "DE-LU", "spain": "ES"}
@@ -65,10 +64,10 @@ lookahead = "24h"
 """
 
 
-def trace_jobs(count: int) -> list[dict[str, Any]]:
+def trace_jobs(traces: Path, count: int) -> list[dict[str, Any]]:
     """``count`` jobs: lengths from the PAI trace (clipped to 30-150 min), the rest drawn once from a fixed seed."""
     chance = random.Random(SEED)
-    with gzip.open(data_dir() / "traces" / "jobs_gaia_pai_1k.csv.gz", "rt") as file:
+    with gzip.open(traces / "jobs_gaia_pai_1k.csv.gz", "rt") as file:
         lengths = [float(row["length"]) for row in csv.DictReader(file)]
     jobs = []
     for n in range(count):
@@ -92,8 +91,10 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="12 jobs, four times as fast; under a minute and a half")
     quick = parser.parse_args().quick
     speed = 1440.0 if quick else 360.0
-    jobs = trace_jobs(12 if quick else 50)
-    traces = data_dir() / "traces"
+    traces = data_folder("traces")
+    if traces is None:
+        return without_data("traces")
+    jobs = trace_jobs(traces, 12 if quick else 50)
     work = Path(__file__).parents[1] / "real"
     with tempfile.TemporaryDirectory(prefix="gsb") as name, ray_clusters(Path(name), *ZONES, num_gpus=GPUS) as rays:
         base = Path(name)

@@ -1,12 +1,14 @@
-"""What the benchmarks share: the shape of their last line, and the machine it was measured on."""
+"""What the benchmarks share: the shape of their last line, the machine it was measured on, and where open data lie."""
 
 import json
 import operator
 import os
 import platform
+import sys
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).parents[2]
 OPERATORS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
 
 
@@ -19,6 +21,19 @@ def machine() -> str:
         lines = []
     model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), model)
     return f"{os.cpu_count()} cores, {model}, {platform.system()} {platform.release()}, Python {platform.python_version()}"
+
+
+def data_folder(name: str) -> Path | None:
+    """A folder of the open data: in $GRIDSHIFT_DATA, else beside the checkout; None where it is not there."""
+    given = os.environ.get("GRIDSHIFT_DATA")
+    places = [Path(given)] if given else [ROOT / "shared" / "data", ROOT.parent / "shared" / "data"]
+    return next((place / name for place in places if (place / name).is_dir()), None)
+
+
+def without_data(name: str) -> int:
+    """Say that a folder of the open data is missing; returns the exit code of a benchmark that needs it."""
+    print(f"no data folder: put data/{name} beside the checkout or name its parent in GRIDSHIFT_DATA", file=sys.stderr)
+    return 1
 
 
 def report(name: str, figures: dict[str, float], wanted: list[tuple[str, str, float]], method: str) -> int:

@@ -11,7 +11,6 @@ a GPU: it binds nearly everywhere, whatever the utilisation of the GPUs.
 
 import csv
 import gzip
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -22,6 +21,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from policies.problem import Answer, Fleet, Work
+from tests.benchmarks import common
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -118,10 +118,7 @@ def traces() -> tuple[tuple[Floats, Floats, Floats], ...]:
 
 def data_folder() -> Path | None:
     """The traces beside the checkout, if they are there."""
-    root = Path(__file__).parents[2]
-    places = [Path(os.environ["GRIDSHIFT_DATA"])] if "GRIDSHIFT_DATA" in os.environ else []
-    places += [root / "shared" / "data", root.parent / "shared" / "data"]
-    return next((place / "traces" for place in places if (place / "traces").is_dir()), None)
+    return common.data_folder("traces")
 
 
 def _hourly(path: Path, column: str) -> dict[str, Floats]:

@@ -94,7 +94,7 @@ def grid(api: FakeApi) -> FakeApi:
 def test_json_is_the_answer_of_the_api(grid: FakeApi, run: Run) -> None:
     assert json.loads(run("plan", "--json").stdout) == PLAN
     assert json.loads(run("plan", "show", "--json").stdout) == PLAN
-    assert json.loads(run("fleet", "--json").stdout) == {"regions": [REGION], "fleet": FLEET}
+    assert json.loads(run("fleet", "--json").stdout) == {"regions": [REGION], "fleet": FLEET, "alarms": None}
     assert json.loads(run("plan", "explain", "--json", "j1").stdout)["why"] == "It waits for cheaper power."
     assert json.loads(run("savings", "--json").stdout)["energy_basis"] == "modelled"
 
@@ -108,6 +108,26 @@ def test_explain_fleet_and_savings_for_people(grid: FakeApi, run: Run) -> None:
     assert "5.00 EUR (50%)" in saved and "9.00 kWh (modelled)" in saved and "note: energy is modelled" in saved
     carbon = next(line for line in saved.splitlines() if line.startswith("carbon"))
     assert carbon.split() == ["carbon", "-", "4.00", "kg", "CO2e", "-"]  # unknown is not zero
+
+
+def test_standing_alarms_are_told_beside_what_was_asked_for(grid: FakeApi, run: Run) -> None:
+    grid.answers["GET", "/v1/events"] = lambda _: (200, {"events": []})
+    alarm = {
+        "key": "limit north",
+        "region": "north",
+        "sentence": "north is 0.3 kW above\x1b its limit",
+        "since": "2026-01-01T05:00Z",
+    }
+    for alarms in ([alarm], []):
+        grid.answers["GET", "/v1/status"] = lambda _, alarms=alarms: (200, {"alarms": alarms})  # type: ignore[misc]
+        for command in ("jobs", "events", "fleet"):
+            result = run(command)
+            told = result.stdout if command == "fleet" else result.stderr
+            assert ("ALARM since 01-01 05:00Z: north is 0.3 kW above\ufffd its limit" in told) is bool(alarms), command
+            assert json.loads(run(command, "--json").stdout)["alarms"] == alarms
+    del grid.answers["GET", "/v1/status"]
+    result = run("jobs")
+    assert result.exit_code == 0 and "does not say whether there are alarms" in result.stderr
 
 
 def test_events(api: FakeApi, run: Run) -> None:
@@ -139,7 +159,7 @@ def test_events(api: FakeApi, run: Run) -> None:
     assert result.exit_code == 2 and len(posted) == 1
     out = run("events").stdout
     assert "active (test)" in out and "open" in out and "2,000 W" in out
-    assert json.loads(run("events", "list", "--json").stdout) == {"events": [event]}
+    assert json.loads(run("events", "list", "--json").stdout) == {"events": [event], "alarms": None}
     assert json.loads(run("events", "show", "e1", "--json").stdout) == event
     assert "heat" in run("events", "show", "e1").stdout
     api.answers["DELETE", "/v1/events/native/e1"] = lambda _: (200, {**event, "state": "cancelled"})

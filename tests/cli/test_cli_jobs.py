@@ -1,10 +1,13 @@
+import io
 import json
 import threading
 from pathlib import Path
 
 import pytest
+from rich.console import Console, RenderableType
 
 from dispatcher.cli import FLEXIBILITY
+from dispatcher.render import job_view, savings_view
 from tests.cli.conftest import Run
 from tests.client.fake_api import FakeApi
 from tests.helpers import free_port, wait_until
@@ -108,7 +111,7 @@ def test_list_show_and_events(api: FakeApi, run: Run) -> None:
     listed = run("jobs", "list").stdout
     assert "j1" in listed and "running" in listed and "01-02 02:04" in listed and "runs [bold]" in listed
     assert "\x1b" not in listed  # neither colours where there is no terminal, nor what the owner wrote
-    assert json.loads(run("jobs", "--json").stdout) == {"jobs": [api.jobs["j1"]], "next_cursor": None}
+    assert json.loads(run("jobs", "--json").stdout) == {"jobs": [api.jobs["j1"]], "next_cursor": None, "alarms": None}
     shown = run("jobs", "show", "j1").stdout
     assert "cannot end by its deadline" in shown and "1h 31m" in shown
     assert "1h 30m" in shown and "0.000 EUR" in shown and "lives" in shown and "\x1b" not in shown
@@ -133,6 +136,10 @@ def test_steering(api: FakeApi, run: Run) -> None:
     assert json.loads(run("jobs", "resume", "--json", "j0").stdout)["held"] is False
     result = run("jobs", "resume", "j0")
     assert result.exit_code == 1 and result.stderr == "gridshift: job j0 is not held\n"
+    run("jobs", "pause", "j1")
+    assert "asked for it to run now" in run("jobs", "run-now", "j1").stdout
+    assert api.jobs["j1"]["run_now"] is True and api.jobs["j1"]["held"] is False
+    assert "whatever power costs, as its owner asked" in run("jobs", "show", "j1").stdout
     assert "cancelled" in run("jobs", "cancel", "j0").stdout
 
 
@@ -185,3 +192,49 @@ def test_logs_follow_ends_with_the_job(api: FakeApi, run: Run) -> None:
     result = run("jobs", "logs", "-f", "j")
     thread.join()
     assert (result.exit_code, result.stdout) == (0, "one\ntwo\n")
+
+
+ENDED_JOB = {
+    "id": "j1", "state": "cancelled", "reason": "its owner cancelled it", "gpus": 0.0, "remaining_s": 0.0, "runtime_s": 60.0,
+    "planned_start_at": "2026-01-01T12:45:00Z", "planned_region": "local", "cost": 0.000055, "cost_currency": "EUR",
+    "energy_kwh": 0.00123, "energy_basis": "modelled", "carbon_kg": -0.0,
+}  # fmt: skip
+
+
+def test_an_ended_job_has_no_plan_and_no_rest_and_small_amounts_say_something() -> None:
+    told = shown(job_view(ENDED_JOB))
+    assert "12:45" not in told and "remaining" not in told
+    lines = {line.split("  ")[0]: line for line in told.splitlines()}
+    assert lines["GPUs"].split() == ["GPUs", "0"]
+    assert "0.000055 EUR" in told and "0.0012 kWh (modelled" in told and "0.000 kg" in told and "-0" not in lines["carbon"]
+    waits = shown(job_view({**ENDED_JOB, "state": "queued", "remaining_s": 60.0}))
+    assert "01-01 12:45 in local" in waits and "remaining" in waits
+
+
+def test_a_long_message_leaves_an_attempts_times_alone() -> None:
+    attempt = {"attempt": 1, "region": "local", "launched_at": "2026-01-01T12:45:00Z", "started_at": "2026-01-01T12:46:00Z",
+               "ended_at": "2026-01-01T12:47:00Z", "outcome": "failed",
+               "message": "the driver said a lot of things. " * 12}  # fmt: skip
+    told = shown(job_view({**ENDED_JOB, "attempts": [attempt]}))
+    row = next(line for line in told.splitlines() if line.startswith("1 "))
+    assert row.split()[:9] == ["1", "local", "01-01", "12:45", "01-01", "12:46", "01-01", "12:47", "failed"]
+    assert " ".join(told.split()).count("lot of") == 12, "all of it is there"
+
+
+def test_savings_say_small_sums_and_what_their_energy_rests_on() -> None:
+    savings = {
+        "energy_basis": "simulated", "energy_bases": {"simulated": 3, "modelled": 1}, "currency": "EUR", "caveats": [],
+        "totals": {"jobs": 4, "energy_kwh": 0.0042, "cost": 0.0002, "cost_run_now": 0.0002 - 1e-12, "carbon_kg": 1.0,
+                   "carbon_kg_run_now": 1.0, "deadline_misses": 0},
+    }  # fmt: skip
+    told = shown(savings_view(savings))
+    assert "0.0042 kWh (mixed: 3 simulated, 1 modelled)" in told
+    cost = next(line for line in told.splitlines() if line.startswith("cost"))
+    assert cost.split() == ["cost", "0.00020", "EUR", "0.00020", "EUR", "0.00", "EUR", "(0%)"]
+
+
+def shown(view: RenderableType) -> str:
+    """As a pipe gets it, 160 columns wide."""
+    out = io.StringIO()
+    Console(file=out, width=160, color_system=None).print(view)
+    return out.getvalue()

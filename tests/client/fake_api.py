@@ -154,6 +154,9 @@ class FakeApi:
             case ("POST", ["pause"]):
                 job["held"] = True
                 return 200, job
+            case ("POST", ["run-now"]):
+                job |= {"held": False, "run_now": True, "reason": "its owner asked for it to run now, whatever power costs"}
+                return 200, job
             case ("POST", ["resume"]):
                 if not job.get("held"):
                     return error(409, f"job {job_id} is not held")

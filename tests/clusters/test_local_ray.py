@@ -51,6 +51,26 @@ def test_our_secrets_and_another_rays_address_do_not_reach_it(tmp_path: Path, mo
     assert env["PATH"].startswith(f"{Path(sys.executable).parent}:")
 
 
+def test_temporary_files_go_with_it_unless_the_user_wants_them_elsewhere(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = Path(tempfile.mkdtemp(prefix="gs", dir=base))
+    ray = LocalRay("x", base_dir=base, num_cpus=1)
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(base))
+    assert ray._env(home)["TMPDIR"] == str(home / "t") and (home / "t").is_dir()
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: "/a/large/disk")
+    assert ray._env(home).get("TMPDIR") == os.environ.get("TMPDIR")
+
+
+def test_a_head_that_does_not_start_is_one_sentence_and_its_words_are_kept(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "Traceback (most recent call last):\n  File a, line 1\nException: The current node timed out during startup."
+    monkeypatch.setattr(LocalRay, "_command", lambda *_: [sys.executable, "-c", f"import sys; sys.exit({said!r})"])
+    with pytest.raises(GridshiftError) as told:
+        LocalRay("x", base_dir=base, num_cpus=1).start()
+    sentence = str(told.value)
+    assert "\n" not in sentence and "Traceback" not in sentence and "too busy" in sentence and "try again later" in sentence
+    assert str(base / "local-ray-x.log") in sentence
+    assert (base / "local-ray-x.log").read_text().strip() == said
+
+
 def _sleep(home: str) -> None:
     os.setsid()
     os.chdir(home)

@@ -127,6 +127,28 @@ def test_a_restarted_cluster_loses_a_plain_job_and_resumes_a_checkpoint_job() ->
     assert [a.outcome for a in sim.store.attempts("keeps")] == ["lost", "succeeded"]
 
 
+@pytest.mark.parametrize("restarted", [False, True], ids=["the region was away", "the control plane too"])
+def test_a_lost_attempt_uses_no_energy_after_it_was_last_known_to_run(restarted: bool) -> None:
+    sim = simulation(price=[{"feed": "synthetic", "price_swing": 0.0, "noise": 0.0}])
+    advance(sim, 3)
+    submit(sim, "j", run_s=600.0, gpus=1.0, max_attempts="2", power_w="500")
+    advance(sim, 25)
+    assert state(sim, "j") is JobState.RUNNING
+    sim.clusters["a"].down = True
+    advance(sim, 180)
+    if restarted:
+        config = Config.model_validate({"region": [{"name": "a", "address": "http://a", "gpus": 4, "observe_s": 1}]})
+        sim = Simulation(config, sim.clock.now(), [], store=sim.store, tick_s=1.0, plan_s=60.0, start_s=2.0)
+    sim.clusters["a"].restart()
+    sim.clusters["a"].down = False
+    advance(sim, 10)
+    first, job = sim.store.attempts("j")[0], sim.store.job("j")
+    assert job is not None and first.outcome == "lost" and first.started_at is not None and first.ended_at is not None
+    ran_s = (first.ended_at - first.started_at).total_seconds()
+    assert 5 < ran_s <= 25 and job.energy_kwh == pytest.approx(0.5 * 1.2 * ran_s / 3600), "PUE is 1.2"
+    assert "used at least what it had by then" in first.message
+
+
 def test_a_region_that_does_not_answer_moves_nothing() -> None:
     sim = simulation()
     advance(sim, 3)
@@ -291,6 +313,30 @@ def test_gpus_by_type_are_seen_by_policies_and_asked_of_the_cluster() -> None:
     made = launch_change(job, "a", "now", sim.clock.now(), "A100")
     assert made.new_attempt is not None and made.new_attempt.gpu_type == "A100"
     assert view_of(job).gpu_type is None and view_of(job, gpu_type="A100").gpu_type == "A100"
+
+
+def test_a_job_that_is_to_run_now_starts_at_the_next_tick_within_limits_and_is_not_paused_for_a_price() -> None:
+    sim = simulation(power_limit_w=1500)
+    advance(sim, 3)
+    waits = {"earliest": "12h", "deadline": "40h", "runtime": "8h", "power_w": "1000", "pausable": "checkpoint"}
+    for job_id in ("first", "second"):
+        submit(sim, job_id, run_s=8 * 3600.0, **waits)
+    advance(sim, 120)
+    assert state(sim, "first") is state(sim, "second") is JobState.QUEUED
+    for job_id in ("first", "second"):
+        now = sim.clock.now()
+        sim.store.apply([Change(job_id, now, "intent", "run it now", fields={"run_now_at": now})]).result()
+    advance(sim, 5)
+    reasons = [event.reason for event in sim.store.events("first")]
+    assert state(sim, "first") is JobState.RUNNING
+    assert "starts now: its owner asked for it, whatever power costs, in a" in reasons
+    second = sim.store.job("second")
+    assert second is not None and second.state is JobState.QUEUED and "may draw 1.5 kW (site limit)" in second.reason
+    advance(sim, 7 * 3600)
+    first = sim.store.job("first")
+    assert first is not None and (first.state, first.pauses) == (JobState.RUNNING, 0), "no price pauses it"
+    advance(sim, 3600 + 120)
+    assert state(sim, "first") is JobState.SUCCEEDED and state(sim, "second") is JobState.RUNNING
 
 
 def test_a_policys_quota_bounds_flexible_work() -> None:

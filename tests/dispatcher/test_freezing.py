@@ -39,6 +39,7 @@ class FakeAgents:
     frozen: dict[tuple[str, str], float] = field(default_factory=dict)  # (node, job) -> until
     away: set[str] = field(default_factory=set)
     deaf: set[str] = field(default_factory=set)
+    unlisted: set[str] = field(default_factory=set)  # nodes whose driver does not say who is on the GPU
     refusal: str = ""
     power_w: float | None = None
     asked: list[tuple[str, str]] = field(default_factory=list)
@@ -54,7 +55,7 @@ class FakeAgents:
         here = tuple(job for job, where in self.places.items() if name in where)
         gpu = GpuLive(
             "a", None, name, f"GPU-{name}", 0, "H100", False, self.power_w, None, None, 700.0, 200.0, 700.0, None, None, (),
-            None, here, CapLive("none"), False,
+            None, None if name in self.unlisted else here, CapLive("none"), False,
         )  # fmt: skip
         stand = tuple(
             FrozenJob(job, None) for (node, job), until in self.frozen.items() if node == name and until > self.wall()
@@ -214,7 +215,11 @@ def test_the_measured_draw_of_a_frozen_job_is_what_counts() -> None:
     site.advance(8)
     (view,) = site.sim.control.snapshot().world.jobs
     assert view.frozen_w == 125.0
-    site.agents.places["other"] = {"n1"}
+    site.agents.unlisted = {"n1"}
+    site.advance(2)
+    (view,) = site.sim.control.snapshot().world.jobs
+    assert view.frozen_w is None, "nobody knows whether it is there alone"
+    site.agents.unlisted, site.agents.places["other"] = set(), {"n1"}
     site.advance(2)
     (view,) = site.sim.control.snapshot().world.jobs
     assert view.frozen_w is None, "a shared GPU's draw is nobody's alone"

@@ -2,13 +2,14 @@
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from dispatcher.clusters.simulated import Workload
 from dispatcher.config import Config
-from dispatcher.planning import Made, NoPlanThere, Placed, PlanFailed, Planner
+from dispatcher.planning import WARMING_UP, Made, NoPlanThere, Placed, PlanFailed, Planner
 from dispatcher.simulation import Simulation
 from dispatcher.standing_plan import MANY, StandingPlan
 from dispatcher.store import Change, GridEvent, Job, Request
@@ -202,3 +203,28 @@ def test_plans_and_new_jobs_from_many_threads_end_and_lose_nobody() -> None:
     assert sorted(ended) == ["p", "plan", "plan", "q", "r"]
     standing.renew(there)
     assert standing.plan is not None and set(standing.plan.placements) == {"old"}
+
+
+def test_a_waiting_job_has_the_reason_of_the_plan_that_stands(sim: Simulation, planner: Counting) -> None:
+    """What the planner says once it is warm replaces what was said in its place, though nothing moved."""
+
+    def told(by: str, note: str) -> str:
+        """The job's reason after a plan by somebody else, which leaves the job where it is."""
+        own = planner.plan
+
+        def plan(world: World, instead: str = "") -> Made:
+            made = own(world, instead)
+            places = {name: replace(one, reason=f"{one.region} later: by {by}") for name, one in made.plan.placements.items()}
+            return replace(made, plan=replace(made.plan, placements=places, note=note))
+
+        planner.plan = plan  # type: ignore[method-assign]
+        sim.control.plan(sim.clock.now())
+        planner.plan = own  # type: ignore[method-assign]
+        advance(sim, 3)
+        found = sim.store.job("first")
+        assert found is not None and found.planned_start_at is not None
+        return found.reason
+
+    assert told("the stand-in", WARMING_UP) == "a later: by the stand-in"
+    assert told("the planner", "") == "a later: by the planner"
+    assert told("the planner again", "") == "a later: by the planner", "its figures move all the time, and each is a row"

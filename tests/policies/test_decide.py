@@ -184,6 +184,7 @@ def test_a_limit_that_cannot_be_met_is_an_alarm_with_the_shortfall() -> None:
     budget = Budget("a", NOW - H, None, 400.0, "e1", "grid call")
     alarm = only(decide(world([running("fixed", "a", pausable=Pausable.NO)], [region("a", FLAT)], budgets=(budget,))))
     assert isinstance(alarm, Alarm) and alarm.region == "a" and "0.6 kW above its limit of 0.4 kW" in alarm.sentence
+    assert "are expected to draw" in alarm.sentence and "1 job there cannot be paused" in alarm.sentence
 
 
 def test_a_job_that_does_not_answer_is_named_when_a_limit_is_not_met() -> None:

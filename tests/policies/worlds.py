@@ -76,7 +76,9 @@ def check_plan(picture: World, plan: Plan) -> None:
         assert not one.flex.regions or placement.region in one.flex.regions
         assert all(start < end for start, end in placement.intervals)
         assert all(a[1] <= b[0] for a, b in zip(placement.intervals, placement.intervals[1:], strict=False))
-        first = max(picture.now, one.flex.earliest_at or picture.now, one.not_before_at or picture.now)
+        # one that runs has begun already, for whatever reason: its earliest time binds it no more
+        earliest = None if one.run_started_at else one.flex.earliest_at
+        first = max(picture.now, earliest or picture.now, one.not_before_at or picture.now)
         assert stays or placement.intervals[0][0] >= first - timedelta(seconds=1)
         if one.flex.pausable is not Pausable.CHECKPOINT:
             assert len(placement.intervals) == 1

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dispatcher.api.fleet import fleet_json
 from dispatcher.power.energy import KnownNode
 from dispatcher.power.fleet import basis_of, by_job, known_of, said
 from tests.power.fleet_samples import NOW, fleet, gpu, node
@@ -37,7 +38,7 @@ def test_a_silent_node_is_unknown_and_not_zero() -> None:
     assert said(north.draw) == "300 W known; 2 of 3 GPUs unknown"
     view = north.branches[0].nodes[1]
     assert view.silent and view.draw.known_w is None and said(view.draw) == "unknown: none of 2 GPUs tells its power"
-    assert all(one.state == "unknown" and one.power_w is None and one.jobs == () for one in view.gpus)
+    assert all(one.state == "unknown" and one.power_w is None and one.jobs is None for one in view.gpus)
     assert all(one.temperature_c is None and one.cap.state == "unknown" for one in view.gpus)
     assert basis_of(made) == "partly measured"
 
@@ -88,6 +89,14 @@ def test_simulated_is_said_wherever_it_is_summed() -> None:
 def test_idle_is_no_throttling() -> None:
     made = fleet(node("n1", gpu(0, throttle=("idle",)), gpu(1, throttle=("sw_power_cap", "idle"))))
     assert [one.throttle for one in made.regions[0].branches[0].nodes[0].gpus] == [(), ("sw_power_cap",)]
+
+
+def test_nobody_there_and_nobody_knows_are_told_apart() -> None:
+    there = node("n1", gpu(0, jobs=()), gpu(1, jobs=None), gpu(2, jobs=("a",)))
+    (region, _) = fleet_json(fleet(there))["regions"]
+    assert [one["jobs"] for one in region["branches"][0]["nodes"][0]["gpus"]] == [[], None, ["a"]]
+    (region, _) = fleet_json(fleet(replace(there, connected=False)))["regions"]
+    assert [one["jobs"] for one in region["branches"][0]["nodes"][0]["gpus"]] == [None, None, None]
 
 
 def test_gpus_of_jobs() -> None:

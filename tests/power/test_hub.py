@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from dispatcher.power.hub import CapOrder, CapResult, Hub, Release
+from dispatcher.power.hub import MOST_CLAIMS, CapOrder, CapResult, Hub, Release
 
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
@@ -238,15 +238,63 @@ def test_a_node_that_connects_again_replaces_its_old_connection() -> None:
     assert len(new.sent) == 1 and len(old.sent) == 1
 
 
-def test_a_node_does_not_change_its_region_while_it_is_connected() -> None:
+def test_a_node_is_of_the_region_that_it_first_said_hello_from() -> None:
     hub, time = make()
-    Agent(hub).connect()
-    elsewhere = Agent(hub, region="south")
-    reply = elsewhere.say(elsewhere.hello)
-    assert reply is not None and "connected from region north" in reply["message"]
-    time.s = 11.0  # silent by now
-    assert elsewhere.say(elsewhere.hello) is None
-    assert [node.region for node in hub.nodes()] == ["south"]
+    north = Agent(hub).connect()
+    hub.gone(north)
+    time.s = 600.0  # silent for long: no reason to give it to another
+    thief = Agent(hub, region="south")
+    assert thief.say(thief.hello) is None
+    assert thief.closed is not None and "is of region north" in thief.closed
+    assert "a node has one region" in thief.sent[0]["message"]
+    assert [(node.region, node.connected) for node in hub.nodes()] == [("north", False)]
+    assert thief.say({"type": "live", "gpus": []}) == {"type": "error", "message": "the first frame must be hello"}
+    claims = [(region, said) for key, region, said in hub.alarms() if key == "claim south n1"]
+    assert claims == [
+        (
+            "north",
+            "an agent of host-n1 in south says that it is node n1, which is north's: it was refused; two agents need two ids "
+            "(gridshift agent --node-id)",
+        )
+    ]
+    time.s = 901.0
+    assert [key for key, _, _ in hub.alarms()] == ["silent n1"]
+    time.s = 3601.0
+    hub.sweep()
+    assert Agent(hub, region="south").connect().closed is None, "a node that is forgotten may come back anywhere"
+
+
+def test_a_regions_own_token_outweighs_one_that_opens_all() -> None:
+    hub, _ = make()
+    first = Agent(hub).connect()
+    hello = json.dumps(first.hello)
+    own, other = Agent(hub, region="south"), Agent(hub, region="west")
+    assert hub.receive(own, "south", hello, proven=True) is None
+    assert first.closed is not None and [node.region for node in hub.nodes()] == ["south"]
+    hub.receive(other, "west", hello, proven=True)
+    assert other.closed is not None and [node.region for node in hub.nodes()] == ["south"]
+
+
+def test_which_region_a_node_is_of_outlasts_a_restart() -> None:
+    hub, time = make()
+    hub.remember([("n1", "north", START - timedelta(minutes=50)), ("n2", "north", START - timedelta(minutes=70))])
+    for proven in (False, True):
+        thief = Agent(hub, region="south")
+        hub.receive(thief, "south", json.dumps(thief.hello), proven=proven)
+        assert thief.closed is not None and hub.nodes() == []
+    Agent(hub, "n2", region="south").connect()
+    time.s = 601.0
+    Agent(hub, region="south").connect()
+    assert [node.region for node in hub.nodes()] == ["south", "south"]
+
+
+def test_claims_that_are_told_of_are_bounded() -> None:
+    hub, _ = make()
+    for number in range(MOST_CLAIMS + 20):
+        Agent(hub, f"n{number}").connect()
+        thief = Agent(hub, f"n{number}", region="south")
+        thief.say(thief.hello)
+    assert len([key for key, _, _ in hub.alarms() if key.startswith("claim")]) == MOST_CLAIMS
 
 
 def test_frames_that_mean_nothing_are_answered_and_change_nothing() -> None:
@@ -285,6 +333,23 @@ def test_energy_is_acknowledged_once_it_is_stored_and_not_before() -> None:
     assert taken[0][0]["node_id"] == "n1" and taken[0][0]["region"] == "north" and taken[0][0]["simulated"] is True
     future.set_result(None)
     assert agent.sent == [{"type": "energy_ack", "batch": 8}]
+
+
+def test_a_row_is_of_the_node_that_made_it_whatever_that_is_called_now() -> None:
+    hub, _ = make()
+    taken: list[str] = []
+
+    def take(rows: Sequence[Mapping[str, Any]]) -> "Future[None]":
+        taken.extend(row["node_id"] for row in rows)
+        return Future()
+
+    hub.on_energy = take
+    Agent(hub, "south-1", region="south").connect()
+    agent = Agent(hub, "n2").connect()
+    row = {"start": 60, "end": 120, "uuid": "GPU-n1-0", "job_id": "j", "line": "job", "energy_wh": 2.0, "seconds": 60}
+    made_by: list[dict[str, Any]] = [{"node_id": "n1"}, {"node_id": None}, {}, {"node_id": "south-1"}]
+    agent.say({"type": "energy", "batch": 8, "rows": [{**row, "quality": "measured", **one} for one in made_by]})
+    assert taken == ["n1", "n2", "n2", "n2"], "another region's node is not to be spoken for"
 
 
 def test_energy_that_could_not_be_stored_is_not_acknowledged() -> None:

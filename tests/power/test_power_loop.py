@@ -266,6 +266,21 @@ def test_a_gpu_with_work_that_is_none_of_ours_is_not_capped_and_is_said_where_a_
     assert any("4 GPUs are not capped: work of no job of gridshift's runs on them" in one for one in site.sentences())
 
 
+def test_a_job_that_has_just_been_frozen_is_no_trouble_though_its_gpu_is_measured_as_before() -> None:
+    site, _ = four()
+    site.event(1600.0, end_s=600.0)
+    site.seconds(2)
+    (sentence,) = site.sentences()
+    assert "as measured north is" in sentence and "nothing there can pause" in sentence
+    site.jobs["j3"] = replace(site.jobs["j3"], frozen_at=site.now(), frozen_w=60.0)
+    site.seconds(1)
+    assert site.sentences() == []
+    site.event(1000.0, end_s=600.0)
+    site.seconds(1)
+    (sentence,) = site.sentences()
+    assert "nothing else there can pause" in sentence
+
+
 def test_what_caps_cannot_reach_names_who_would_pause() -> None:
     site, agent = four()
     site.job("j3", pausable=Pausable.CHECKPOINT)

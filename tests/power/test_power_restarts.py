@@ -1,6 +1,10 @@
 """What the power loop must not do while it does not know enough: let go of an event's caps."""
 
-from dispatcher.power.caps import UNSEEN_S
+from dataclasses import replace
+from typing import Any
+
+from dispatcher.power.caps import ECONOMIC_S, UNSEEN_S
+from policies.world import JobState
 from tests.power.test_power_loop import Agent, Site, four
 
 
@@ -75,3 +79,66 @@ def _as_active(frame: dict[str, object]) -> dict[str, object]:
     if frame.get("type") == "live" and isinstance(gpus, list):
         gpus[0]["idle_state"] = "active"
     return frame
+
+
+def without_lists(agent: Agent, *, silent_on: set[int]) -> None:
+    """From now on the driver of these GPUs, which are at work, does not say who is there."""
+    say = agent.say
+
+    def told(frame: dict[str, Any]) -> None:
+        for at in silent_on if frame["type"] == "live" else ():
+            frame["gpus"][at] |= {"jobs": None, "idle_state": "active"}
+        say(frame)
+
+    agent.say = told  # type: ignore[method-assign]
+
+
+def test_a_list_that_stays_unknown_lifts_no_cap_of_an_event_and_moves_none() -> None:
+    site, agent = capped()
+    caps = agent.caps()
+    without_lists(agent, silent_on={0, 1})
+    site.seconds(120)
+    assert site.hub.nodes()[0].gpus[0].jobs is None
+    assert agent.caps() == caps and all(order["release"] == [] for order in agent.orders)
+
+    site.jobs["j0"] = replace(site.jobs["j0"], state=JobState.SUCCEEDED)  # somebody else may be there by now
+    site.seconds(60)
+    assert agent.cap(agent.uuids[0]) == caps[0]
+    site.budgets = ()  # cancelled: nothing is left to hold for
+    site.seconds(3)
+    assert agent.leases == {}
+
+
+def test_a_list_that_stays_unknown_lifts_no_cap_of_a_standing_limit() -> None:
+    site, agent = four(power_limit_w=2400.0)
+    site.seconds(5)
+    caps = agent.caps()
+    without_lists(agent, silent_on={0})
+    site.jobs["j0"] = replace(site.jobs["j0"], state=JobState.SUCCEEDED)
+    site.seconds(int(2 * ECONOMIC_S))
+    assert agent.cap(agent.uuids[0]) == caps[0] < 700.0
+
+
+def test_a_new_control_plane_that_is_never_told_who_is_there_keeps_an_events_caps() -> None:
+    _, before = capped()
+    site = Site()
+    for at in range(4):
+        site.job(f"j{at}")
+    site.event(2400.0, end_s=870.0)
+    agent = site.agent("n1", [[f"j{at}"] for at in range(4)], leases={k: {**v, "ends": None} for k, v in before.leases.items()})
+    without_lists(agent, silent_on={0, 1, 2, 3})
+    site.seconds(60)
+    assert agent.caps() == before.caps() and all(order["release"] == [] for order in agent.orders)
+
+
+def test_a_limit_holds_though_the_plans_caps_were_lost_with_control_plane_and_agent() -> None:
+    before, agent = four(power_limit_w=2400.0)
+    for at in range(4):
+        before.loop.launched(f"j{at}", 0.6, before.now())  # so that all four fit
+    before.seconds(5)
+    assert agent.caps() == [420.0] * 4
+    site, agent = four(power_limit_w=2400.0)  # both began anew; the agent was ended in order and gave its limits back
+    assert agent.caps() == [700.0] * 4 and site.drawn_w() > 2400.0
+    site.seconds(2)
+    assert [site.loop.cap_of(f"j{at}") for at in range(4)] == [1.0] * 4, "nobody remembers what was planned"
+    assert site.drawn_w() <= 2400.0, "but the limit is a limit"

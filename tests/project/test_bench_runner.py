@@ -1,8 +1,15 @@
 """The runner of all benchmarks: its table, and what it says of one that fails."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
+
 from tests.benchmarks.__main__ import run, table
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 RESULT = {
     "name": "x",
@@ -29,3 +36,13 @@ def test_a_benchmark_that_breaks_is_a_row_too(tmp_path: Path) -> None:
     assert result["name"] == "sad" and "exit code 1" in table([result])
     script.write_text('print(\'words\')\nprint(\'{"figures": {}, "name": "sad", "targets": []}\')')
     assert run(script, [])["figures"] == {}
+
+
+@pytest.mark.parametrize("name", ["models", "replay", "planner", "forecast", "backtest"])
+def test_without_the_open_data_a_benchmark_says_what_it_needs(name: str, tmp_path: Path) -> None:
+    command = [sys.executable, str(BENCHMARKS / f"bench_{name}.py"), "--quick"]
+    env = {**os.environ, "GRIDSHIFT_DATA": str(tmp_path)}
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1 and ended.stdout == ""
+    (sentence,) = ended.stderr.splitlines()
+    assert sentence.startswith("no data folder: put data/") and "GRIDSHIFT_DATA" in sentence

@@ -77,6 +77,14 @@ def test_a_kwh_meter_counts_unless_it_says_otherwise() -> None:
             METER + METER.replace("main", "b"),
             "region[0].meter[1].scope: meter[0] measures the power of this site already; keep one",
         ),
+        (
+            METER + 'unit = "kWh"\n' + METER.replace("main", "b") + 'of = "eu"\n',
+            "region[0].meter[1].scope: meter[0] measures the power of this site already; keep one",
+        ),
+        (
+            BRANCH + "".join(METER.replace("main", name) + 'scope = "branch"\nof = "r1"\n' for name in ("a", "b")),
+            "region[0].meter[1].scope: meter[0] measures the power of this branch already; keep one",
+        ),
         (METER + 'scope = "branch"\nof = "r1"\n', "region[0].meter[0].of: 'r1' is not a [[region.branch]] of this region"),
         (METER + 'scope = "branch"\n', "region[0].meter[0]: a meter of a branch needs of, the name of that branch"),
         (

@@ -220,9 +220,14 @@ def test_port() -> None:
 
 
 def test_port_that_is_ours_already() -> None:
-    with http(Answer(body={"energy_basis": "modelled"})) as port:
-        [(level, says, _)] = lines(doctor.check_port(config(f"[server]\nport = {port}\n")))
-    assert level == "ok" and "control plane listens" in says
+    with http(Answer(body={"energy_basis": "modelled", "alarms": []})) as port:
+        (level, says, _), none = lines(doctor.check_port(config(f"[server]\nport = {port}\n")))
+    assert level == "ok" and "control plane listens" in says and none == ("ok", "none stands", "")
+    with http(Answer(body={"energy_basis": "modelled", "alarms": [{"sentence": "eu is above its limit"}]})) as port:
+        assert lines(doctor.check_port(config(f"[server]\nport = {port}\n")))[1] == ("warn", "eu is above its limit", "")
+    with http(Answer(status=401, body={"error": {"message": "an API token is needed"}})) as port:
+        _, (level, says, remedy) = lines(doctor.check_port(config(f"[server]\nport = {port}\n")))
+    assert level == "warn" and "wants an API token" in says and "GRIDSHIFT_TOKEN" in remedy
     with http(Answer(body={"hello": 1})) as port:
         assert lines(doctor.check_port(config(f"[server]\nport = {port}\n")))[0][0] == "fail"
 

@@ -149,14 +149,14 @@ def test_a_job_is_placed_metered_capped_and_given_its_power_back(short_tmp: Path
             assert all(gpu["simulated"] and gpu["node"]["simulated"] and gpu["node"]["can_cap"] for gpu in gpus.values())
 
             # 2. placed: one job that may be slowed, one that may not be and takes the whole other node
-            submit(plane, "trainer", 1, 45.0, tier="flex-2", power_w="380")
+            submit(plane, "trainer", 1, 45.0, tier="flex-2", power_w="440", pausable="checkpoint")
             plane.wait_state("trainer", "running")
             submit(plane, "wide", 4, 50.0)
 
             def working_on() -> dict[str, list[str]] | None:
                 jobs: dict[str, list[str]] = {}
                 for uuid, gpu in fleet_gpus(plane).items():
-                    for job_id in gpu["jobs"]:
+                    for job_id in gpu["jobs"] or ():
                         jobs.setdefault(job_id, []).append(uuid)
                 return jobs if {name: len(uuids) for name, uuids in jobs.items()} == {"trainer": 1, "wide": 4} else None
 
@@ -164,7 +164,7 @@ def test_a_job_is_placed_metered_capped_and_given_its_power_back(short_tmp: Path
             capped = watch.seen[where["trainer"][0]]
             assert capped.gpu.uuid not in where["wide"] and capped.gpu.limit_w == 400.0
 
-            # 3. capped: an event that leaves the flexible job about 300 W
+            # 3. capped: an event that leaves the flexible job about 300 W, and so is below what jobs say they draw together
             made = plane.gridshift(
                 "events", "create", "--region", "north", "--limit-w", "2030", "--duration", "15s", "--id", "call-1"
             )
@@ -187,6 +187,7 @@ def test_a_job_is_placed_metered_capped_and_given_its_power_back(short_tmp: Path
             assert shown["jobs"] == ["trainer"] and shown["limit_w"] < 400.0 and shown["simulated"]
             (lease,) = [one for one in shown["node"]["leases"] if one["uuid"] == capped.gpu.uuid]
             assert lease["kind"] == "event" and abs(datetime.fromisoformat(lease["ends_at"]).timestamp() - ends_at) < 1.5
+            assert plane.job("trainer")["state"] == "running", "caps come before pauses"
             assert fleet["basis"] == "simulated" and all(gpu["simulated"] for gpu in by_uuid(fleet).values())
 
             # 5. restored when the event ends, not before
@@ -199,6 +200,7 @@ def test_a_job_is_placed_metered_capped_and_given_its_power_back(short_tmp: Path
 
             # 6. metered: a job's energy at its end, and everything agrees with the drivers' own counters
             ended = {job_id: plane.wait_state(job_id, "succeeded", timeout_s=90) for job_id in ("trainer", "wide")}
+            assert plane.job("trainer")["pauses"] == 0
             first = int(metered_from // MINUTE_S + 1) * MINUTE_S
             last = max(int(time.time() // MINUTE_S + 1), first // MINUTE_S + 1) * MINUTE_S
             wait_until(lambda: all(last in one.minutes for one in watch.seen.values()), 125, "the minute to be over")
@@ -326,7 +328,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
                 for number, tier in enumerate(("flex-1", "flex-2", "flex-3")):
                     # Owners are often wrong about what a job draws; one of these is far too low.
                     submit(plane, f"work-{number}", 1, 36000.0, tier=tier, power_w=("380", "180", "350")[number])
-                wait_until(lambda: sum(gpu["jobs"] != [] for gpu in fleet_gpus(plane).values()) == 3, 90, "the work")
+                wait_until(lambda: sum(bool(gpu["jobs"]) for gpu in fleet_gpus(plane).values()) == 3, 90, "the work")
                 (free,) = [gpu for gpu in gpus if not gpu.pids]
                 with working(gpus, visible=str(free.index)):
                     yield Site(ray, gpus, free, plane, proxy, service)
@@ -391,8 +393,8 @@ def test_a_control_plane_from_an_older_epoch_can_lift_nothing(site: Site, tmp_pa
         assert not leases.broken, leases.broken
         site.proxy.mend(site.plane.port)
         wait_until(lambda: not any("silent" in said for said in alarms(site.plane)), 30, "the agent to come back")
+        leases.promises.clear()  # before the cancel: it takes the caps off while the command still runs
         site.plane.gridshift("events", "cancel", "epochs")
-        leases.promises.clear()
     assert not leases.broken, leases.broken
 
 

@@ -27,7 +27,7 @@ def old_url(request: pytest.FixtureRequest, tmp_path: Any) -> str:
         for seq, energy_kwh in ((1, 0.5), (2, None)):
             one = job(f"j{seq}", state=JobState.SUCCEEDED, finished_at=at(9), seq=seq, energy_kwh=energy_kwh)
             values = dict(zip(JOB_INSERT, job_values(one), strict=True))
-            for later in ("energy_basis", "frozen_at", "rested_at"):
+            for later in ("energy_basis", "frozen_at", "rested_at", "run_now_at"):
                 del values[later]
             connection.execute(insert(JOB).values(values))
     engine.dispose()

@@ -31,7 +31,15 @@ def test_power(watts: object, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(None, "unknown"), (float("nan"), "unknown"), (0, "0 kWh"), (0.5, "0.5 kWh"), (-0.001, "0 kWh"), (1234.5, "1,234.5 kWh")],
+    [
+        (None, "unknown"),
+        (float("nan"), "unknown"),
+        (0, "0 kWh"),
+        (0.5, "0.5 kWh"),
+        (-1e-9, "0 kWh"),
+        (0.000055, "0.000055 kWh"),
+        (1234.5, "1,234.5 kWh"),
+    ],
 )
 def test_numbers(value: object, text: str) -> None:
     assert number_text(value, "kWh") == text
