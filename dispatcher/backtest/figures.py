@@ -62,7 +62,7 @@ _OTHERS = ("c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8")
 _DASHES: tuple[Any, ...] = ("--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (8, 2, 2, 2)), (0, (2, 3)))
 _MARKERS = ("s", "^", "D", "v", "P", "X", "<", ">")
 _WIDTH = 440  # of a drawing, in the units of its own picture; text is 12 of them high
-_STYLE: dict[str, Any] = {
+STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
     "text.parse_math": False,
     "font.family": "sans-serif",
@@ -105,16 +105,16 @@ def _drawn(name: str, title: str, caption: str, words: str, height: int, draw: C
     import matplotlib
     from matplotlib.figure import Figure
 
-    style: Any = {**_STYLE, "svg.hashsalt": name}
+    style: Any = {**STYLE, "svg.hashsalt": name}
     with matplotlib.rc_context(style):
         figure = Figure(figsize=(_WIDTH / 72, height / 72), layout="constrained")
         draw(figure)
         out = io.StringIO()
         figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    return Drawing(title, caption, _inline(out.getvalue(), name, title, f"{caption} {words}".strip()))
+    return Drawing(title, caption, inline(out.getvalue(), name, title, f"{caption} {words}".strip()))
 
 
-def _inline(svg: str, name: str, title: str, words: str) -> str:
+def inline(svg: str, name: str, title: str, words: str) -> str:
     """A drawing as it stands inside a page: no declarations that name addresses, ids of its own, the page's colours."""
     body = svg[svg.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", body, flags=re.DOTALL)

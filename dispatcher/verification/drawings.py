@@ -13,8 +13,7 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 
-from dispatcher.backtest.figures import _STYLE as STYLE
-from dispatcher.backtest.figures import COLOURS, Drawing, _inline, require
+from dispatcher.backtest.figures import COLOURS, STYLE, Drawing, inline, require
 from dispatcher.verification.event import EventReport
 from dispatcher.verification.export import Shown, shown
 from dispatcher.verification.series import Floats, MeteredSeries
@@ -41,7 +40,7 @@ def _drawn(name: str, title: str, caption: str, words: str, size: tuple[int, int
         draw(figure)
         out = io.StringIO()
         figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    return Drawing(title, caption, _inline(out.getvalue(), name, title, f"{caption} {words}".strip()))
+    return Drawing(title, caption, inline(out.getvalue(), name, title, f"{caption} {words}".strip()))
 
 
 def _thinned(series: MeteredSeries) -> tuple[Floats, Floats, Floats, Floats]:

@@ -9,7 +9,7 @@ from datetime import datetime
 from html import escape
 from zoneinfo import ZoneInfo
 
-from dispatcher.backtest.html import _STYLE as PAGE_STYLE
+from dispatcher.backtest.html import STYLE as PAGE_STYLE
 from dispatcher.verification import drawings
 from dispatcher.verification.drawings import Drawing
 from dispatcher.verification.event import EventReport
