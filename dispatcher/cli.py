@@ -417,7 +417,7 @@ def init(path: Path, as_json: bool) -> None:
     if as_json:
         print_json({"path": str(path)})
     else:
-        click.echo(f"wrote {path}; edit it, then 'gridshift doctor' and 'gridshift serve'")
+        click.echo(f"wrote {path}; edit it, then 'gridshift doctor', and 'gridshift up' (with a console) or 'gridshift serve'")
 
 
 @main.command()
@@ -491,7 +491,8 @@ tokens = group(main, "tokens", "API tokens, kept as hashes in the configured dat
 @config_option
 @json_option
 def tokens_create(name: str, config_path: Path | None, as_json: bool) -> None:
-    """Make a token and print it, this once."""
+    """Make a token and print it, this once. With the first one the control plane begins to ask every client for one, on
+    loopback too: the command line takes it from $GRIDSHIFT_TOKEN, and so does a console when it starts."""
     import hashlib
     import re
     import secrets
@@ -510,7 +511,13 @@ def tokens_create(name: str, config_path: Path | None, as_json: bool) -> None:
         print_json({"name": name, "token": secret, "created_at": token.created_at.isoformat()})
     else:
         click.echo(secret)
-        click.echo("keep it: only its hash is stored. Give it as GRIDSHIFT_TOKEN, or as Ray's own token.", err=True)
+        click.echo(
+            "keep it: only its hash is stored. From now on every client needs a token, on this machine too. Next:\n"
+            "  export GRIDSHIFT_TOKEN=...   (the line above)\n"
+            "and start the console again with it, where one runs. Ray's command: --headers "
+            '\'{"Authorization": "Bearer TOKEN"}\'',
+            err=True,
+        )
 
 
 @tokens.command("list")

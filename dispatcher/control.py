@@ -24,7 +24,7 @@ from dispatcher.freezing import Freezes
 from dispatcher.job_changes import change, freezing_view, launch_change, view_of
 from dispatcher.last_seen import LastSeen
 from dispatcher.launch import submission_id
-from dispatcher.launching import MAX_LAUNCHING, Effects, Launching, LogSink, PackageSource, Secrets
+from dispatcher.launching import MAX_LAUNCHING, Effects, Launching, LogSink, PackageSource, Secrets, too_large
 from dispatcher.loops import Loop
 from dispatcher.planning import NoPlanThere, PlanFailed, Planning
 from dispatcher.power.accounts import JobEnergy, turns
@@ -378,6 +378,7 @@ class Control:
             times_missing=times_missing,
             missing_s=times_missing * self.regions[attempt.region].config.observe_s,
             known_until=ended_at,
+            too_large=too_large(job, self.regions[attempt.region]),
         )
 
     def _is_stopped(self, job: Job, attempt: Attempt) -> bool:

@@ -310,7 +310,7 @@ def result(address: str, client: Client, ids: list[str], pace: Pace, slowest_ans
     rows = [{key: job[key] for key in keys} for job in jobs]
     wanted = ("energy_kwh", "cost", "cost_run_now", "carbon_kg", "carbon_kg_run_now", "deadline_misses")
     launches = launches_s((job.data for job in jobs), pace.speed)
-    behind = why_behind(pace, launches, slowest_answer_s)
+    behind = why_behind(pace, launches, slowest_answer_s, totals["deadline_misses"])
     return {
         "jobs": rows,
         "energy_basis": savings["energy_basis"],

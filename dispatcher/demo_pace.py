@@ -17,8 +17,9 @@ LAUNCH_S = 4.0
 PROBE_S = 7.0
 #: Slower than this the clock is not made: the demonstration would take a quarter of an hour.
 MOST_STRETCH = 6.0
-#: A launch, or an answer of the control plane, may take so many times as long as counted with before figures mean little.
-TOLERANCE = 2.0
+#: A launch, or an answer of the control plane, may take so many times as long as counted with before figures mean little; less
+#: where deadlines were missed.
+TOLERANCE, TOLERANCE_MISSED = 3.0, 1.5
 #: Wall s within which the control plane answers on a machine that keeps up at full speed.
 ANSWER_S = 2.0
 
@@ -57,15 +58,16 @@ def launches_s(jobs: Iterable[Mapping[str, Any]], speed: float) -> list[float]:
     ]
 
 
-def why_behind(pace: Pace, launches: Iterable[float], slowest_answer_s: float) -> str | None:
-    """Why the machine could not keep up with the clock, as a sentence; None when it did."""
+def why_behind(pace: Pace, launches: Iterable[float], slowest_answer_s: float, misses: int = 0) -> str | None:
+    """Why the machine could not keep up with the clock, as a sentence; None when it did. ``misses`` deadlines were missed."""
     reasons = []
-    slow = [one for one in launches if one > TOLERANCE * pace.launch_s]
+    tolerance = TOLERANCE_MISSED if misses else TOLERANCE
+    slow = [one for one in launches if one > tolerance * pace.launch_s]
     if slow:
         some = "a job was" if len(slow) == 1 else f"{len(slow)} jobs were"
         hours = max(slow) * pace.speed / 3600
-        reasons.append(f"{some} started up to {max(slow):.0f} s late, which is {hours:.1f} h of the replay")
-    if slowest_answer_s > TOLERANCE * ANSWER_S * pace.stretch:
+        reasons.append(f"{some} started only after up to {max(slow):.0f} s, which is {hours:.1f} h of the replay")
+    if slowest_answer_s > tolerance * ANSWER_S * pace.stretch:
         reasons.append(f"the control plane took up to {slowest_answer_s:.0f} s to answer")
     if pace.probe_s > PROBE_S * MOST_STRETCH:
         reasons.append(f"Ray took {pace.probe_s:.0f} s to run a job that does nothing")

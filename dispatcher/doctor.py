@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -191,7 +191,9 @@ def _alarms(code: int, status: dict[str, object]) -> Iterator[Finding]:
     alarms = status.get("alarms") if code == 200 else None
     if isinstance(alarms, list):
         for alarm in alarms:
-            yield Finding("warn", "alarm", str(alarm["sentence"]))
+            yield Finding(
+                "warn", "alarm", str(alarm["sentence"]), "'gridshift fleet' and 'gridshift jobs' show what runs there"
+            )
         if not alarms:
             yield Finding("ok", "alarm", "none stands")
     else:
@@ -386,10 +388,12 @@ def main(config_path: Path | None, as_json: bool) -> int:
     try:
         findings = examine(load(config_path, os.environ))
     except ConfigError as error:
-        findings = [
-            Finding("fail", "config", line, "correct it; 'gridshift init' writes an example")
-            for line in str(error).splitlines()
-        ]
+        findings = [Finding("fail", "config", line) for line in str(error).splitlines()]
+        if "gridshift init" not in findings[-1].says:  # once, not below each of them
+            last = findings[-1]
+            findings[-1] = replace(
+                last, remedy="correct what is named; 'gridshift init FILE' writes an example of every setting"
+            )
     failed = any(finding.level == "fail" for finding in findings)
     if as_json:
         print(json.dumps({"ok": not failed, "findings": [asdict(finding) for finding in findings]}, ensure_ascii=False))

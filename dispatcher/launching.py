@@ -33,6 +33,15 @@ LAUNCH_AGAIN_S = 3.0
 OWED_S = 900.0
 
 
+def too_large(job: Job, region: Region) -> str:
+    """What is to be said of a job that its cluster takes and cannot start as it is: Ray lets it wait without a word."""
+    gpus = region.gpus()
+    if gpus is None or job.flex.gpus <= gpus:
+        return ""
+    needs = f"{region.name} has {gpus:g} GPUs and it needs {job.flex.gpus:g}"
+    return f": {needs}, so it waits there until there are more or it is cancelled"
+
+
 class LogSink(Protocol):
     """What the control loop tells whoever keeps the jobs' logs."""
 
@@ -251,7 +260,7 @@ class Launching:
         except ClusterUnreachable:
             session = None
         fields = {"accepted_at": accepted_at, "ray_session": session}
-        reason = f"starting in {region.name}"
+        reason = f"starting in {region.name}{too_large(job, region)}"
         return change(job, accepted_at, "note", reason, expect=JobState.LAUNCHING, attempt=attempt, attempt_fields=fields)
 
     def _unanswered(self, job: Job, attempt: Attempt, error: ClusterUnreachable, maybe_sent: bool) -> Change | None:

@@ -349,8 +349,9 @@ def reconcile(
     times_missing: int,
     missing_s: float = 0.0,
     known_until: datetime | None = None,
+    too_large: str = "",
 ) -> Change | None:
-    """What ``seen`` means for ``job``, or None when it says nothing new.
+    """What ``seen`` means for ``job``, or None when it says nothing new. ``too_large`` is why its cluster cannot start it.
 
     ``books`` hold what the attempt has used up to its end, should it turn out to have ended; one that its cluster knows no more
     ended at ``known_until`` (None: now), as far as is known. ``times_missing`` counts the
@@ -374,7 +375,7 @@ def reconcile(
         return lost(job, attempt, why, now, books=books, retry=retry, known_until=known_until)
 
     if status.status is RayStatus.PENDING:
-        sentence = f"starting in {attempt.region}" + (f": {status.message}" if status.message else "")
+        sentence = f"starting in {attempt.region}" + (too_large or (f": {status.message}" if status.message else ""))
         waits = job.state is JobState.LAUNCHING and attempt.accepted_at is not None and job.cancel_requested_at is None
         if waits and sentence != job.reason:
             return _new_change(

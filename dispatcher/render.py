@@ -61,10 +61,10 @@ def time_of(text: object) -> datetime | None:
     return datetime.fromisoformat(text).astimezone(UTC) if isinstance(text, str) else None
 
 
-def when(text: object) -> str | None:
-    """A time of the API as "12-31 23:59" (UTC)."""
+def when(text: object, *, seconds: bool = False) -> str | None:
+    """A time of the API as "12-31 23:59" (UTC), or "12-31 23:59:30"."""
     at = time_of(text)
-    return f"{at:%m-%d %H:%M}" if at else None
+    return (f"{at:%m-%d %H:%M:%S}" if seconds else f"{at:%m-%d %H:%M}") if at else None
 
 
 def number(value: object, digits: int = 2, unit: str = "") -> str | None:
@@ -264,8 +264,8 @@ def grid_events_table(events: Sequence[Json]) -> RenderableType:
             cell(event["version"]),
             cell(event["region"]),
             cell(f"{event['state']}{note}"),
-            cell(when(event["start"])),
-            cell(when(event["end"]) or "open"),
+            cell(when(event["start"], seconds=True)),
+            cell(when(event["end"], seconds=True) or "open"),
             cell(number(event["limit_w"], 0, "W")),
             cell(event.get("reason")),
         )

@@ -29,12 +29,14 @@ _LOAD_HEIGHT, _SIGNAL_HEIGHT, _AXIS_HEIGHT = 82, 108, 38
 @dataclass(frozen=True)
 class Picture:
     """What is drawn: the time shown, and a frame for each pane. ``loads`` and ``limits`` are kW by region; ``bands`` are the
-    10 to 90 % quantiles of what is forecast in ``signals``."""
+    10 to 90 % quantiles of what is forecast in ``signals``. ``draws`` is what a region's running jobs are expected to draw now,
+    kW at the meter."""
 
     start: datetime
     end: datetime
     now: datetime
     loads: Mapping[str, pd.DataFrame] = field(default_factory=dict)
+    draws: Mapping[str, float] = field(default_factory=dict, kw_only=True)
     limits: Mapping[str, pd.DataFrame] = field(default_factory=dict)
     signals: Mapping[tuple[str, str], pd.DataFrame] = field(default_factory=dict)
     bands: Mapping[tuple[str, str], pd.DataFrame] = field(default_factory=dict)
@@ -118,9 +120,9 @@ def picture(
         pane += [r for r in signal_rows(signal) if r["until"] > start and r["at"] < end]
     frames = {key: _frame(_closed(pane, start, end)) for key, pane in rows.items() if any(r["value"] is not None for r in pane)}
     bands = {key: _frame(found) for key in frames if (found := _bands(rows[key], start, end))}
-    return Picture(
-        start, end, now, {n: loads[n] for n in shown}, {n: limits[n] for n in shown}, frames, bands, len(loads) - len(shown)
-    )
+    draws = {str(region["name"]): float(region["draw_w"]) / 1e3 for region in regions if region.get("draw_w")}
+    some, their_limits = {n: loads[n] for n in shown}, {n: limits[n] for n in shown}
+    return Picture(start, end, now, some, their_limits, frames, bands, len(loads) - len(shown), draws=draws)
 
 
 def _closed(rows: list[dict[str, Any]], start: datetime, end: datetime) -> list[dict[str, Any]]:
@@ -189,7 +191,7 @@ def draw(shown: Picture, colours: Mapping[str, str]) -> list[tuple[str, Any]]:
     """(key, chart) for each pane, to be stacked without gaps: planned load by region, then each signal. The panes share their
     time axis, in UTC, which is written under the last."""
     panes = [
-        (f"load {name}", f"{name}: planned load", _LOAD_HEIGHT, _load_layers(shown, name, colours[name]))
+        (f"load {name}", _load_title(name, shown.draws.get(name)), _LOAD_HEIGHT, _load_layers(shown, name, colours[name]))
         for name in shown.loads
     ]
     panes += [
@@ -205,6 +207,16 @@ def draw(shown: Picture, colours: Mapping[str, str]) -> list[tuple[str, Any]]:
         (key, _pane(shown, title, height, layers, last=i == len(panes) - 1))
         for i, (key, title, height, layers) in enumerate(panes)
     ]
+
+
+def _load_title(name: str, draw_kw: float | None) -> str:
+    """What the pane shows, and what it does not: jobs that run and that no plan can move are in no plan."""
+    now = (
+        f" (its running jobs are expected to draw {draw_kw:.2f} kW now; those that cannot be moved are not in it)"
+        if draw_kw
+        else ""
+    )
+    return f"{name}: planned load{now}"
 
 
 def _x(shown: Picture, last: bool) -> alt.X:

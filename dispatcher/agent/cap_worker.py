@@ -49,6 +49,11 @@ def same_w(one: float | None, other: float | None) -> bool:
     return one is not None and other is not None and abs(one - other) <= TOLERANCE_W
 
 
+def exactly_w(one: float | None, other: float | None) -> bool:
+    """Whether two limits are the same to the milliwatt, in which the driver counts."""
+    return one is not None and other is not None and round(one * 1000.0) == round(other * 1000.0)
+
+
 class GpuWorker:
     """The thread that keeps one GPU's limit. `wake` asks for a look now; `state` is what the last look found."""
 
@@ -74,6 +79,7 @@ class GpuWorker:
         self._drifts: deque[float] = deque(maxlen=FIGHTS)
         self._put_right_s = float("-inf")
         self._fallback_w: float | None = None
+        self._rounded_w: float | None = None  # what the driver made of the limit now wanted, where that is not the same
         self.refused: str | None = None  # why the driver will not set the limit now wanted, whatever is tried
         self.drift_note: tuple[float, str] | None = None
         self._thread = threading.Thread(target=self._run, name=f"caps {uuid[:12]}", daemon=True)
@@ -205,9 +211,10 @@ class GpuWorker:
         if record.leases and record.saved_w is None and not record.restore_default:
             self._book.save_limit(self.uuid, limit_w)
             record = self._book.record(self.uuid)
-        if self.info is None or (record.restore_default and self.info.default_w is None):
-            self.info = next((info for info in self._devices.infos() if info.uuid == self.uuid), self.info)
-        wanted = wanted_w(record, boot_s, self.info.default_w if self.info else None)
+        default_w = self.info.default_w if self.info else None
+        if default_w is None:  # of this GPU alone: another one may hang
+            default_w = self._devices.default_w(self.uuid)
+        wanted = wanted_w(record, boot_s, default_w)
         if wanted is None:
             self._publish("failed", "what to give back is lost, and the driver tells no default limit", limit_w=limit_w)
             return LOOK_S
@@ -225,13 +232,19 @@ class GpuWorker:
     def _aim(self, kind: str, limit_w: float) -> None:
         if self._goal != (kind, limit_w):
             self._goal, self._goal_since = (kind, limit_w), time.monotonic()
-            self._settled, self._tries, self.refused = False, 0, None
+            self._settled, self._tries, self.refused, self._rounded_w = False, 0, None, None
             self._put_right_s = float("-inf")
 
     def _stands(self, wanted: float, limit_w: float, enforced_w: float) -> bool:
         """Whether the driver says what is wanted and no other limit of ours may still be under way."""
-        overtaken = self._last_set is not None and not same_w(self._last_set[0], wanted)
-        return not overtaken and same_w(limit_w, wanted) and enforced_w <= wanted + TOLERANCE_W
+        overtaken = self._last_set is not None and not exactly_w(self._last_set[0], wanted)
+        if overtaken or not same_w(limit_w, wanted) or enforced_w > wanted + TOLERANCE_W:
+            return False
+        if exactly_w(limit_w, wanted):
+            return True
+        if self._rounded_w is None and self._last_set is not None and not self._in_flight(wanted, time.monotonic()):
+            self._rounded_w = limit_w  # it was asked for, had its time, and this is as near as the driver comes
+        return exactly_w(limit_w, self._rounded_w)
 
     def _stood(self, capped: bool, wanted: float, limit_w: float, enforced_w: float, now_s: float) -> float:
         self._settled, self._tries, self.refused = True, 0, None
@@ -296,7 +309,7 @@ class GpuWorker:
 
     def _in_flight(self, wanted: float, now_s: float) -> bool:
         """Whether the driver took this limit a moment ago and may not show it yet; asking again could start its lag anew."""
-        if self._last_set is None or not same_w(self._last_set[0], wanted):
+        if self._last_set is None or not exactly_w(self._last_set[0], wanted):
             return False
         return now_s - self._last_set[1] < SETTLE_S * 2.0 ** max(0, min(self._tries - 1, 5))
 

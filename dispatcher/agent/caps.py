@@ -48,7 +48,8 @@ class Enforcer:
     """Keeps all GPUs of the node at what their leases say. Making one takes up what the book holds, before anything else.
 
     Each GPU is kept by a thread of its own, which also ends leases in time when nobody calls `step`. `protected` gives a
-    sentence when a GPU must not be capped for economy now because of who works on it; events reach it all the same.
+    sentence when a GPU must not be capped for economy now because of who works on it; events reach it all the same. Without
+    `meet` it begins with the GPUs that have a record, and `watch` brings the others.
     """
 
     def __init__(
@@ -57,15 +58,17 @@ class Enforcer:
         book: LeaseBook,
         clock: Clock | None = None,
         protected: Callable[[str], str | None] | None = None,
+        meet: bool = True,
     ) -> None:
         self._devices, self._book = devices, book
         self._clock = clock or book.clock
         self._protected = protected
         self._workers: dict[str, GpuWorker] = {}
         self._pool = ThreadPoolExecutor(max_workers=8, thread_name_prefix="caps orders")
-        self.watch(devices.infos())
-        for uuid in book.known():  # a GPU that is away now may come back with a cap on it
+        for uuid in book.known():  # before any GPU is met: one that hangs must not keep another's limit from being given back
             self._add(uuid, None)
+        if meet:
+            self.watch(devices.infos())
         self.step(self._clock.boot_s())
 
     def watch(self, infos: Iterable[DeviceInfo]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -148,6 +148,10 @@ _NO_INSTANCE = 0xFFFFFFFF
 _REOPEN_S = 5.0  # a driver that went away is not asked more often than this
 
 
+#: How long a look at all GPUs waits for those that are slow to answer, s.
+MEET_S = 3.0
+
+
 class Devices:
     """The GPUs behind the driver of this machine, by UUID. Raises NoDriver where there is none. Safe from several threads.
 
@@ -160,6 +164,10 @@ class Devices:
         self._handles: dict[str, Any] = {}
         self._absent: set[tuple[str, str]] = set()  # calls a GPU does not know, by (uuid, call)
         self._known: dict[str, DeviceInfo] = {}
+        self._meetings: dict[int, threading.Thread] = {}
+        self._met: dict[int, DeviceInfo] = {}
+        #: The indices of GPUs that did not answer in time at the last look at all of them.
+        self.silent: list[int] = []
         self._opened_s = 0.0
         self._open()
 
@@ -192,21 +200,42 @@ class Devices:
     # -- what there is
 
     def infos(self) -> list[DeviceInfo]:
-        """All GPUs, those that were seen once and do not answer now included (with a note and no limit)."""
+        """All GPUs, those that were seen once and do not answer now included (with a note and no limit).
+
+        Each is asked by a thread of its own, and one that does not answer within MEET_S is told of as soon as it does.
+        """
         found: dict[str, DeviceInfo] = {}
-        for index in range(int(self._steady(pynvml.nvmlDeviceGetCount))):
-            with contextlib.suppress(DeviceError):
-                handle = self._steady(pynvml.nvmlDeviceGetHandleByIndex, index)
-                uuid = str(self._steady(pynvml.nvmlDeviceGetUUID, handle))
-                with self._lock:
-                    self._handles[uuid] = handle
-                found[uuid] = self._info(uuid, index)
+        indices = range(int(self._steady(pynvml.nvmlDeviceGetCount)))
+        for index in indices:
+            thread = self._meetings.get(index)
+            if index not in self._met and (thread is None or not thread.is_alive()):  # else an earlier look's answer is to come
+                thread = self._meetings[index] = threading.Thread(target=self._meet, args=[index], daemon=True)
+                thread.start()
+        until_s = time.monotonic() + MEET_S
+        for index in indices:
+            self._meetings[index].join(max(0.0, until_s - time.monotonic()))
+        self.silent = [index for index in indices if self._meetings[index].is_alive()]
+        for index in indices:
+            if (info := self._met.pop(index, None)) is not None:
+                found[info.uuid] = info
         for uuid, info in self._known.items():
             if uuid not in found:
                 note = "it does not answer now (lost, or taken out)"
                 found[uuid] = replace(info, limit_w=None, notes=(*(n for n in info.notes if n != note), note))
         self._known = {**self._known, **found}
         return sorted(found.values(), key=lambda info: (info.index, info.uuid))
+
+    def _meet(self, index: int) -> None:
+        with contextlib.suppress(DeviceError):
+            handle = self._steady(pynvml.nvmlDeviceGetHandleByIndex, index)
+            uuid = str(self._steady(pynvml.nvmlDeviceGetUUID, handle))
+            with self._lock:
+                self._handles[uuid] = handle
+            self._met[index] = self._info(uuid, index)
+
+    def default_w(self, uuid: str) -> float | None:
+        """The limit that the GPU starts with, W; None where it does not tell."""
+        return _watts(self._maybe(uuid, pynvml.nvmlDeviceGetPowerManagementDefaultLimit))
 
     def _info(self, uuid: str, index: int) -> DeviceInfo:
         name = str(self._maybe(uuid, pynvml.nvmlDeviceGetName) or "unknown GPU")
@@ -315,29 +344,36 @@ class Devices:
             span = f"{info.min_w:g} to {info.max_w:g} W" if info and info.min_w and info.max_w else "not known"
             raise OutOfRange(f"{limit_w:g} W is outside what GPU {uuid} allows: {span}") from error
 
-    def can_cap(self) -> tuple[bool, str]:
-        """Whether limits can be set here, found by setting the limits that are already set; the sentence says why not.
-
-        To be asked while no cap of ours is being set.
-        """
-        refusals = []
-        infos = self.infos()
-        for info in infos:
-            try:
-                for attempt in (1, 2, 3):
-                    try:
-                        self.set_limit(info.uuid, self.limits(info.uuid)[0])
-                        break
-                    except DriverBusy:
-                        if attempt == 3:
-                            raise
-            except DeviceError as error:
-                refusals.append(str(error))
-        if not infos:
+    def can_cap(self, uuids: Sequence[str] | None = None) -> tuple[bool, str]:
+        """Whether limits can be set here, found by setting the limits already set on these GPUs, by default on all; the
+        sentence says why not. To be asked while no cap of ours is being set on them. One that hangs is not waited for."""
+        asked = [info.uuid for info in self.infos()] if uuids is None else list(uuids)
+        refusals = {uuid: f"GPU {uuid} does not answer" for uuid in asked}
+        threads = [threading.Thread(target=self._try_to_set, args=(uuid, refusals), daemon=True) for uuid in asked]
+        for thread in threads:
+            thread.start()
+        until_s = time.monotonic() + MEET_S
+        for thread in threads:
+            thread.join(max(0.0, until_s - time.monotonic()))
+        said = [why for why in list(refusals.values()) if why]
+        if not asked:
             return False, "there is no NVIDIA GPU on this machine"
-        if len(refusals) == len(infos):
-            return False, refusals[0]
-        return True, "; ".join(refusals)
+        if len(said) == len(asked):
+            return False, said[0]
+        return True, "; ".join(said)
+
+    def _try_to_set(self, uuid: str, refusals: dict[str, str]) -> None:
+        try:
+            for attempt in (1, 2, 3):
+                try:
+                    self.set_limit(uuid, self.limits(uuid)[0])
+                    break
+                except DriverBusy:
+                    if attempt == 3:
+                        raise
+            refusals[uuid] = ""
+        except DeviceError as error:
+            refusals[uuid] = str(error)
 
     # -- calling
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import zlib
@@ -32,6 +33,20 @@ def write_durably(path: Path, text: str) -> None:
     sync_folder(path.parent)
 
 
+def open_lock(path: Path) -> int:
+    """A handle to lock a file by, which is made where it is missing. On a file system that takes no writing any more, one that
+    is there already will do. Raises OSError."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise
+        try:
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            raise error from None
+
+
 def sync_folder(folder: Path) -> None:
     """Flushes which names are in a folder. Raises OSError."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -50,7 +65,10 @@ def pack(body: dict[str, Any]) -> str:
 
 def unpack(text: str) -> dict[str, Any]:
     """The body of a packed text; raises ValueError when it is cut short or changed."""
-    outer = json.loads(text)
+    try:
+        outer = json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
     if not isinstance(outer, dict) or not isinstance(outer.get("body"), dict):
         raise ValueError("it is not a file of this program")
     body: dict[str, Any] = outer["body"]

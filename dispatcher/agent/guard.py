@@ -108,7 +108,7 @@ def _keep_limits(folder: Path, keep_s: float) -> bool:
             return any((folder / "leases").glob("*.json"))
         try:
             book = LeaseBook(folder / "leases")
-            enforcer = Enforcer(devices, book)
+            enforcer = Enforcer(devices, book, meet=False)
             try:
                 until = time.monotonic() + keep_s
                 enforcer.step()

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
-from .durable import pack, set_aside, sync_folder, unpack, write_durably
+from .durable import open_lock, pack, set_aside, sync_folder, unpack, write_durably
 from .epochs import Epochs
 from .lease_terms import (
     ECONOMIC_TTL_S,
@@ -143,7 +143,7 @@ class LeaseBook:
         path = self.folder / f"{uuid}.lock"
         while True:
             try:
-                handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                handle = open_lock(path)
             except OSError as error:
                 raise NotWritten(f"the lock {path} cannot be opened: {error.strerror}") from error
             try:

@@ -31,6 +31,8 @@ CLOCK_SET_S = 0.5
 SET_BACK_MAX_S = 3600.0
 #: No GPU with a loaded driver draws less on average, W; a smaller rise over a gap means that the counter started anew.
 BRIDGE_MIN_W = 3.0
+#: No GPU draws more than this, W, and none more than ``JUMP_FACTOR`` times its limit: such a reading of power is none.
+MOST_W = 20_000.0
 #: A GPU whose SM and memory are both below this for ``IDLE_AFTER_S`` is idle, whoever resides on it.
 IDLE_SHARE = 0.05
 IDLE_AFTER_S = 5.0
@@ -154,7 +156,9 @@ class GpuMeter:
 
     def feed(self, look: Look) -> list[EnergyRow]:
         """Take the next reading, in the order of ``boot_s``; one that is not later than the last is ignored."""
-        now, before = look.reading, self._last
+        before = self._last
+        look = _plausible(look, None if before is None else before.reading)
+        now = look.reading
         if before is not None and now.boot_s <= before.reading.boot_s:
             return []
         # Work without anybody there, seen twice: somebody whom we cannot see. Once may be the tail of one who has just left.
@@ -200,6 +204,8 @@ class GpuMeter:
             self._bridge(before, look, held, counter_j, duration_s, wall_start)
             return
         integral_j = None if old.power_w is None or new.power_w is None else (old.power_w + new.power_w) / 2 * duration_s
+        if integral_j is not None and counter_j is not None and _reads_nothing(old, new, counter_j, duration_s):
+            integral_j = None  # the counter moves as it may: it is the power that cannot be read
         if counter_j is not None and not self.check.take(new.boot_s, duration_s, counter_j, integral_j, _ceiling_w(old, new)):
             counter_j = None
         best_j = integral_j if counter_j is None else counter_j
@@ -397,6 +403,26 @@ def _halves(first: Mapping[Line, float], second: Mapping[Line, float]) -> dict[L
 def _memory_known(look: Look) -> bool:
     known = [] if look.residents is None else list(look.residents.values())
     return None not in known and sum(memory or 0 for memory in known) > 0
+
+
+def _plausible(look: Look, old: Reading | None) -> Look:
+    """A look whose power is unknown where the driver's figure is more than the GPU can draw. The limit before counts too: the
+    draw comes down after its limit does."""
+    power_w, limit_w = look.reading.power_w, look.reading.limit_w
+    if power_w is None:
+        return look
+    most_w = MOST_W
+    if limit_w is not None and (old is None or old.limit_w is not None):
+        before_w = 0.0 if old is None else max(old.limit_w or 0.0, old.power_w or 0.0)
+        most_w = min(MOST_W, JUMP_FACTOR * max(limit_w, before_w))
+    return look if 0 <= power_w <= most_w else replace(look, reading=replace(look.reading, power_w=None))
+
+
+def _reads_nothing(old: Reading, new: Reading, counter_j: float, duration_s: float) -> bool:
+    """Whether power reads less than any GPU draws while the counter rises by what one may draw."""
+    least_w = min(BRIDGE_MIN_W if one.power_w is None else one.power_w for one in (old, new))
+    most_j = JUMP_FACTOR * min(_ceiling_w(old, new), MOST_W) * duration_s
+    return least_w < BRIDGE_MIN_W and BRIDGE_MIN_W * duration_s <= counter_j <= most_j
 
 
 def _ceiling_w(old: Reading, new: Reading) -> float:

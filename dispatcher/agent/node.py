@@ -5,6 +5,7 @@ It reads the machine and nothing of the control plane.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import socket
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .devices import DeviceInfo, Devices
+from .durable import open_lock
 
 #: The machine-wide name under which an agent claims a GPU: a socket name without a file, gone with the process that holds it.
 CLAIM = "\0gridshift-agent-{}"
@@ -68,7 +70,7 @@ class FolderLock:
 
     def __init__(self, folder: Path, name: str = "agent.lock", tries: int = TRIES) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._handle = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._handle = open_lock(folder / name)
         for left in range(tries - 1, -1, -1):
             try:
                 fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -80,8 +82,9 @@ class FolderLock:
                 holder = os.read(self._handle, 100).decode(errors="replace").strip() or "another agent"
                 os.close(self._handle)
                 raise FolderBusy(f"{holder} works in {folder} already; stop that one, or use another folder") from None
-        os.ftruncate(self._handle, 0)
-        os.pwrite(self._handle, f"process {os.getpid()}".encode(), 0)
+        with contextlib.suppress(OSError):  # a disk that takes no writing must not keep us from giving power back
+            os.ftruncate(self._handle, 0)
+            os.pwrite(self._handle, f"process {os.getpid()}".encode(), 0)
 
     def close(self) -> None:
         """Let another agent have the folder; safe to repeat."""

@@ -6,6 +6,7 @@ Whoever may write into the agent's folder may do this. It knows no network.
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 import time
 from pathlib import Path
@@ -17,6 +18,8 @@ from .durable import write_durably
 from .lease_terms import is_owed
 from .leases import LeaseBook
 from .node import FolderBusy, FolderLock, OwnDevices
+
+log = logging.getLogger("gridshift.agent")
 
 #: Seconds that a running agent has to answer.
 ANSWER_S = 15.0
@@ -71,7 +74,7 @@ def _release_alone(folder: Path, lease_id: str | None) -> list[Released]:
         book = LeaseBook(folder / "leases")
         now_s = book.clock.boot_s()
         over = [lease for record in book.load().values() for lease in record.leases if not lease.live(now_s)]
-        enforcer = Enforcer(devices, book)
+        enforcer = Enforcer(devices, book, meet=False)
         try:
             released = release_events(book, enforcer, lease_id)
             left = _give_back_ended(book, enforcer)
@@ -141,10 +144,13 @@ def answer_requests(folder: Path, book: LeaseBook | None, enforcer: Enforcer | N
                 said = {"error": "this agent has no GPU driver now, so it cannot give limits back"}
             else:
                 said = {"released": release_events(book, enforcer, asked.get("lease_id"))}
-        except (OSError, ValueError, AttributeError) as error:
+        except (OSError, ValueError, AttributeError, RecursionError) as error:
             said = {"error": f"{request.name}: {error}"}
-        request.unlink(missing_ok=True)
-        write_durably(request.with_suffix(".answer"), json.dumps(said))
+        try:
+            request.unlink(missing_ok=True)
+            write_durably(request.with_suffix(".answer"), json.dumps(said))
+        except OSError as error:  # what is left here is carried out once more, which changes nothing
+            log.warning("the answer to %s could not be written: %s", request.name, error.strerror)
     return len(requests)
 
 

@@ -7,6 +7,7 @@ told. It knows nothing of how rows are made or sent; a row may be sent twice, an
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import zlib
@@ -234,7 +235,7 @@ class RowQueue:
         if damaged:
             self.told.append(f"{damaged} damaged lines in {path} were skipped")
         if not rows:
-            path.unlink(missing_ok=True)
+            _remove(path)
             return
         minutes = {row.start for _, row in rows}
         self._segments.append(Segment(path, rows[0][0], rows[-1][0], path.stat().st_size, minutes))
@@ -252,7 +253,13 @@ class RowQueue:
         while (
             self._segments and self._segments[0].last <= self._acknowledged and (len(self._segments) > 1 or self._open is None)
         ):
-            self._segments.popleft().path.unlink(missing_ok=True)
+            _remove(self._segments.popleft().path)
+
+
+def _remove(path: Path) -> None:
+    """One that stays, on a disk that takes no writing, is read once more by the next agent and means nothing to it."""
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
 
 
 def save_meter(folder: Path, meter: Meter, boot_id: str, rows: Sequence[EnergyRow] = (), number: int = 0) -> None:

@@ -38,6 +38,8 @@ TICK_S = 1.0
 TELL_S = 5.0
 #: Seconds between two looks for GPUs that came or went, and for a driver where there was none.
 LOOK_FOR_GPUS_S = 30.0
+#: How long the start waits for the first look at the GPUs, s.
+FIRST_LOOK_S = 5.0
 #: Seconds between two savings of the meter's state.
 SAVE_S = 5.0
 #: Seconds after which energy rows that were not acknowledged are sent again.
@@ -96,6 +98,7 @@ class Agent:
         self._trouble: str | None = None
         self._misunderstood: str | None = None
         self._stopping = threading.Event()
+        self._looked = threading.Event()
         self._thread = threading.Thread(target=self._run, name="agent", daemon=True)
         self._watcher = threading.Thread(target=self._watch_gpus, name="gpus", daemon=True)
         self.channel = Channel(
@@ -109,9 +112,9 @@ class Agent:
 
     def start(self) -> Agent:
         """Take up leases and frozen jobs, then begin to sample and to talk."""
-        self._look_for_gpus()
         self._thread.start()
         self._watcher.start()
+        self._looked.wait(FIRST_LOOK_S)  # for a hello that knows the GPUs; a driver that hangs holds up nothing
         self.channel.start()
         return self
 
@@ -141,32 +144,38 @@ class Agent:
     # --- GPUs -----------------------------------------------------------------------------------------------------
 
     def _watch_gpus(self) -> None:
-        while not self._stopping.wait(LOOK_FOR_GPUS_S):
+        while not self._stopping.is_set():
             try:
                 self._look_for_gpus()
             except Exception:
                 log.exception("looking for GPUs went wrong; it is tried again")
+            self._looked.set()
+            self._stopping.wait(LOOK_FOR_GPUS_S)
 
     def _look_for_gpus(self) -> None:
         """Open the driver where it is not yet, and take over GPUs that came. Limits are put in force before anything else."""
-        why = ""
+        why, able = "", (self._can_cap, self._why_not)
         try:
             if self._enforcer is None:
                 self._open_gpus()
             assert self._devices is not None and self._enforcer is not None
             infos = self._devices.infos()  # may take as long as the driver takes, so no lock is held
             self._enforcer.watch(infos)
-            if infos and not self._can_cap and {info.uuid for info in infos} != set(self._infos):
-                self._can_cap, self._why_not = self._devices.can_cap()
-            if self._devices.others:
+            if not self._can_cap:
+                able = self._ask_whether_to_cap([info.uuid for info in infos])
+            if self._devices.silent:
+                numbers = ", ".join(str(index) for index in self._devices.silent)
+                why = f"the driver does not answer for GPU {numbers}; it is asked again each {LOOK_FOR_GPUS_S:g} s"
+            elif self._devices.others:
                 why = f"another agent looks after {shortened(self._devices.others)}"
         except (DeviceError, LeaseError) as error:
             infos, why = list(self._infos.values()), str(error)
             self._cpu_only = isinstance(error, NoGpus)
         with self._gpus_lock:
             found = {info.uuid: info for info in infos}
-            changed = (self._infos, self._no_gpus) != (found, why)
+            changed = (self._infos, self._no_gpus, self._can_cap, self._why_not) != (found, why, *able)
             self._infos, self._no_gpus = found, why
+            self._can_cap, self._why_not = able
         if changed and self.channel.connected:
             self.channel.send(self.hello())
 
@@ -174,15 +183,25 @@ class Agent:
         """The driver, the leases that stand, and who keeps them. Raises DeviceError or LeaseError, and leaves nothing open."""
         devices = OwnDevices()
         try:
-            can_cap, why_not = devices.can_cap()
             book = LeaseBook(self.settings.state_dir / "leases", epochs=self._epochs)
-            enforcer = Enforcer(devices, book, protected=lambda uuid: self._protected.get(uuid))
+            enforcer = Enforcer(devices, book, protected=lambda uuid: self._protected.get(uuid), meet=False)
         except BaseException:
             devices.close()
             raise
         with self._gpus_lock:
             self._devices, self._book, self._enforcer = devices, book, enforcer
-            self._can_cap, self._why_not = can_cap, why_not
+
+    def _ask_whether_to_cap(self, uuids: Sequence[str]) -> tuple[bool, str]:
+        """Whether the driver lets us set limits, asked on GPUs without leases; where all have some, their states tell."""
+        assert self._devices is not None and self._enforcer is not None and self._book is not None
+        states = {state.uuid: state for state in self._enforcer.states()}
+        if any(state.state in ("enforced", "restoring") for state in states.values()):
+            return True, ""
+        capped = {lease.uuid for lease in self._book.leases()}
+        free = [uuid for uuid in uuids if uuid not in capped and states[uuid].state == "none"]
+        if free or not uuids:
+            return self._devices.can_cap(free)
+        return False, next((state.detail for state in states.values() if state.detail), "the limits are not read back yet")
 
     def _close_gpus(self) -> None:
         if self._enforcer is not None:

@@ -92,14 +92,15 @@ class Supervisor:
 
     def run(self) -> int:
         """Run until ``stop``; returns the exit status."""
-        quick = 0
+        quick, first = 0, True
         while not self._stopping.is_set():
             began = time.monotonic()
             status = self._run_once()
             if self._stopping.is_set():
                 break
-            if status == BUSY and quick == 0 and time.monotonic() - began < AT_ONCE_S:
-                return 1  # it has said why
+            if status == BUSY and first and time.monotonic() - began < AT_ONCE_S:
+                return 1  # it has said why; a later one finds the folder taken only for a while, as by a release by hand
+            first = False
             quick = quick + 1 if time.monotonic() - began < AT_ONCE_S else 0
             wait_s = AGAIN_LATER_S if quick > 3 else AGAIN_S
             log.warning("the agent ended with status %s; it is started again in %g s", status, wait_s)

@@ -258,6 +258,6 @@ def _why(state: JobState, reason: str, placement: Placement | None, unplaced: st
     parts = [reason or str(state)]
     if placement is not None and placement.reason not in parts[0]:
         parts.append(f"plan: {placement.reason}")
-    if unplaced is not None:
+    if unplaced is not None and unplaced not in parts[0]:
         parts.append(f"not placed: {unplaced}")
     return "; ".join(parts)

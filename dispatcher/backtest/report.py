@@ -296,6 +296,9 @@ def view(result: BacktestResult, width: int = 160) -> RenderableType:
         made,
         Text("+/- against run-now; delay is the end against running at once: mean, and 95 % of jobs at most", style="dim"),
     ]
+    if len(columns) - 1 in shown:
+        told = "gap is how far the plans' own objective was above its proven bound; seconds are what the policy's run took here"
+        parts.append(Text(told, style="dim"))
     parts += [Text(f"assumed: {clean(sentence)}", style="dim") for sentence in result.assumptions]
     parts += [Text(f"warning: {clean(sentence)}", style="yellow") for sentence in result.warnings]
     return Group(*parts)

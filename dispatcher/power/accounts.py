@@ -115,6 +115,18 @@ def _covered_cells(rows: Iterable[EnergyRow], job_id: str, start_s: float, end_s
     return found
 
 
+def _outside_s(own: Iterable[EnergyRow], start_s: float, end_s: float) -> float:
+    """GPU seconds that were measured for a job beyond what of its rows' intervals lies in ``[start_s, end_s)``, in which it
+    ran: rows carry their node's clock, which may be off."""
+    intervals: dict[tuple[Gpu, int, int], list[EnergyRow]] = defaultdict(list)
+    for row in own:
+        intervals[row.gpu, row.start_s, row.end_s].append(row)
+    return math.fsum(
+        max(0.0, metered_seconds(parts) - max(0.0, min(last_s, end_s) - max(first_s, start_s)))
+        for (_, first_s, last_s), parts in intervals.items()
+    )
+
+
 def _gpus(seen: int, asked: float) -> int:
     """How many GPUs a job's meters should tell of: those that it asked for, or those it was seen on where they are more."""
     return max(seen, math.ceil(asked - 1e-9), 1)
@@ -133,7 +145,8 @@ def job_energy(
     that time, own ones too, for a meter that reads idle was read. None where nothing of it was measured.
 
     ``gpus`` is how many it asked for and ``power_w`` its expected draw as a whole: what was not measured of it is modelled by
-    them where it is more than a twentieth of the run.
+    them where it is more than a twentieth of the run. Own rows that lie outside the run are of a node whose clock is off: their
+    seconds are those that are missing in it, and are not modelled besides.
     """
     if not own:
         return None
@@ -145,18 +158,20 @@ def job_energy(
         for cell, seconds in minutes.items():
             by_minute[cell] += seconds / wanted
     run_s = max(end_s - start_s, 0.0)
-    covered = min(1.0, sum(by_minute.values()) / run_s) if run_s > 0 else 1.0
+    within_s, outside_s = math.fsum(by_minute.values()), _outside_s(own, start_s, end_s) / wanted
+    covered = min(1.0, (within_s + outside_s) / run_s) if run_s > 0 else 1.0
     drawn: dict[tuple[float, float], float] = defaultdict(float)
     for row in own:
         drawn[row.start_s, row.end_s] += row.energy_wh / 1000.0
     measured_kwh, rest_kwh = math.fsum(drawn.values()), 0.0
     if covered < COVERED:
+        unmeasured = 1.0 - outside_s / (run_s - within_s)  # of what the run's own minutes lack
         cell = int(start_s // _MINUTE) * _MINUTE
         while cell < end_s:
             first_s, last_s = max(float(cell), start_s), min(float(cell + _MINUTE), end_s)
             missing_s = last_s - first_s - by_minute.get(cell, 0.0)
             if missing_s > 1e-6:
-                kwh = power_w * missing_s / 3_600_000.0
+                kwh = power_w * missing_s * unmeasured / 3_600_000.0
                 drawn[first_s, last_s] += kwh
                 rest_kwh += kwh
             cell += _MINUTE

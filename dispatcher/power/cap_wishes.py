@@ -105,8 +105,12 @@ def on_limits(
         return [], []
     names = list(dict.fromkeys([*branches, *(node.branch for node in nodes if node.branch is not None)]))
     leaf_of = {name: at + 1 for at, name in enumerate(names)}
-    groups, fixed_w, unknown = _groups(view, nodes, jobs, leaf_of, draws)
-    units = _units(groups, jobs, learned)
+    spares = any(gpu.protected for node in nodes for gpu in node.gpus)
+    # The work of others is spared by limits that stand, not by events; mostly there is none, and one look serves both.
+    kinds = {limit.kind if spares else "" for limit in limits}
+    looks = {kind: _groups(view, nodes, jobs, leaf_of, draws, spare_foreign=kind == "economic") for kind in kinds}
+    units_of = {kind: _units(look[0], jobs, learned) for kind, look in looks.items()}
+    unknown = max(look[2] for look in looks.values())
     wishes: list[Wish] = []
     troubles: list[Trouble] = []
     if unknown:
@@ -115,6 +119,8 @@ def on_limits(
         )
         troubles.append(Trouble(f"draw unknown {view.name}", view.name, sentence))
     for limit in limits:
+        kind = limit.kind if spares else ""
+        (groups, fixed_w, _), units = looks[kind], units_of[kind]
         caps = [limit.limit_w, *(branches.get(name) or math.inf for name in names)]
         tree = Tree(
             (view.name, *names),
@@ -137,9 +143,11 @@ def _groups(
     jobs: Mapping[str, JobView],
     leaf_of: Mapping[str, int],
     draws: Mapping[str, Draw],
+    *,
+    spare_foreign: bool,
 ) -> tuple[list[Group], list[float], int]:
     """GPUs by what they run, W at the meter that no cap changes, of the site and of each branch, and how many GPUs tell
-    neither what they draw nor what they may."""
+    neither what they draw nor what they may. ``spare_foreign``: GPUs with work of others on them are not to be capped."""
     fixed_w = [view.bypass_w, *[0.0] * len(leaf_of)]
     groups: dict[tuple[str | tuple[str, ...], int, str, str], Group] = {}
     seen: dict[str, int] = {}
@@ -157,20 +165,22 @@ def _groups(
                 fixed_w[leaf] += (drawn_w or 0.0) * view.pue
                 unknown += drawn_w is None
                 continue
-            why_not = unable
-            if gpu.protected:
+            why_not, full_w = unable, draw.full_w
+            if gpu.protected and spare_foreign:
                 why_not = FOREIGN
             elif not kept.issuperset(on_it):
                 why_not = "its work is never capped, or not known here"
             elif gpu.default_w is None or gpu.min_w is None:
                 why_not = "it does not tell which limits it allows"
             key = (on_it[0] if len(on_it) == 1 else on_it, leaf, why_not, gpu.name)
+            if why_not and keeps_event_caps(gpu, node, jobs):
+                full_w = _under_leases_w(gpu, node, full_w)
             group = groups.get(key)
             if group is None:
-                groups[key] = Group(on_it, leaf, [gpu], draw.full_w, not why_not, why_not)
+                groups[key] = Group(on_it, leaf, [gpu], full_w, not why_not, why_not)
             else:
                 group.gpus.append(gpu)
-                group.full_w += draw.full_w
+                group.full_w += full_w
     for one in jobs.values():
         if one.region == view.name and one.state in PLACED:
             # Work that no agent has seen (yet): what its owner says it draws.
@@ -189,6 +199,12 @@ def known_draw(gpu: GpuLive, node: NodeLive, draw: Draw | None) -> float | None:
     leased = [lease.limit_w for lease in node.leases if lease.uuid == gpu.uuid and lease.kind == "event"]
     most_w = draw.full_w if draw is not None else gpu.default_w if gpu.default_w is not None else gpu.max_w
     return min([most_w, *leased]) if most_w is not None else None
+
+
+def _under_leases_w(gpu: GpuLive, node: NodeLive, full_w: float) -> float:
+    """What a GPU draws that would draw ``full_w`` but for the event leases that stand on it; never less than is measured."""
+    leased = [lease.limit_w for lease in node.leases if lease.uuid == gpu.uuid and lease.kind == "event"]
+    return max(min([full_w, *leased]), gpu.power_w or 0.0)
 
 
 def why_unable(node: NodeLive) -> str:
@@ -361,16 +377,39 @@ def on_plan(nodes: Sequence[NodeLive], jobs: Mapping[str, JobView], caps: Mappin
     return wishes
 
 
-def as_they_stand(nodes: Sequence[NodeLive], limits: Sequence[Limit], caps: Mapping[str, float]) -> list[Wish]:
-    """Leases on GPUs of which nobody knows who is there: while what they are for lasts (one of ``limits``, or a plan's cap of
-    ``caps``), they stay as they are."""
+def keeps_event_caps(gpu: GpuLive, node: NodeLive, jobs: Mapping[str, JobView]) -> bool:
+    """Whether too little is known of a GPU to judge its caps, so that those of an event must stand until it ends: who is there,
+    which limits the GPU allows, whether its agent can cap. Work that is never to be capped is let go of all the same."""
+    if not node.connected:
+        return False  # it keeps its leases by itself
+    if gpu.jobs is None:
+        return True
+    if any(job in jobs and jobs[job].flex.tier == "flex-0" for job in gpu.jobs):
+        return False
+    if not gpu.jobs:
+        return bool(gpu.protected)
+    tells = gpu.default_w is not None and gpu.min_w is not None
+    return not (node.can_cap and tells and all(job in jobs for job in gpu.jobs))
+
+
+def as_they_stand(
+    nodes: Sequence[NodeLive], jobs: Mapping[str, JobView], limits: Sequence[Limit], caps: Mapping[str, float]
+) -> list[Wish]:
+    """Leases that stay as they are while what they are for lasts: those of an event (among ``limits``) on GPUs of which too
+    little is known to judge, and where nobody knows who is there also those of a standing limit and of a plan (``caps``)."""
     wishes = []
     for node in nodes:
-        unknown = {gpu.uuid for gpu in node.gpus if gpu.jobs is None} if node.connected else ()
-        lasting = {lease_id(limit.key, uuid): limit for limit in limits for uuid in unknown}
-        for lease in node.leases if unknown else ():
-            limit = lasting.get(lease.lease_id)
-            planned = lease.uuid in unknown and lease.lease_id.startswith("plan ") and lease.lease_id.split(" ")[1] in caps
+        kept = {gpu.uuid: gpu for gpu in node.gpus if keeps_event_caps(gpu, node, jobs)} if node.leases else {}
+        lasting = {
+            lease_id(limit.key, uuid): limit
+            for limit in limits
+            for uuid, gpu in kept.items()
+            if limit.kind == "event" or gpu.jobs is None
+        }
+        for lease in node.leases if kept else ():
+            limit, gpu = lasting.get(lease.lease_id), kept.get(lease.uuid)
+            unknown = gpu is not None and gpu.jobs is None
+            planned = unknown and lease.lease_id.startswith("plan ") and lease.lease_id.split(" ")[1] in caps
             if limit is not None or planned:
                 ends_at = limit.ends_at if limit is not None else None
                 of_lease = (lease.lease_id, lease.kind, lease.limit_w, ends_at, lease.reason)

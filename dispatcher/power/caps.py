@@ -155,7 +155,7 @@ class CapLoop:
                 limits, branches = self._limits(view, world, now), self._branches.get(view.name, {})
                 try:
                     made, told = on_limits(view, here, jobs, limits, branches, draws[view.name], self.learned)
-                    wishes += [*made, *on_plan(here, jobs, planned), *as_they_stand(here, limits, planned)]
+                    wishes += [*made, *on_plan(here, jobs, planned), *as_they_stand(here, jobs, limits, planned)]
                     troubles += told
                 except Exception as error:
                     # One region must not cost the others their caps; there, what stands goes on until its own end.
@@ -243,7 +243,7 @@ class CapLoop:
                 if not on_it:
                     self._draws.pop(place, None)
                     continue
-                held = power_w is not None and _is_held(gpu, power_w)
+                held = power_w is not None and _is_held(gpu, power_w, node)
                 if known is None or known.jobs != on_it:
                     # One that is held already may draw anything more: to take its owner's word could lift the cap.
                     full_w = max(self._expected_w(gpu, jobs), (default_w or 0.0) if held else 0.0)
@@ -476,7 +476,10 @@ class CapLoop:
         return troubles
 
 
-def _is_held(gpu: GpuLive, power_w: float) -> bool:
-    """Whether a limit below its default holds a GPU that draws this much."""
+def _is_held(gpu: GpuLive, power_w: float, node: NodeLive) -> bool:
+    """Whether a limit below its default holds a GPU that draws this much. While it does not tell its default, one with a lease
+    on it counts as held: what it draws then says nothing of what it would."""
+    if gpu.default_w is None and any(lease.uuid == gpu.uuid for lease in node.leases):
+        return True
     limit_w = gpu.enforced_w if gpu.enforced_w is not None else gpu.limit_w
     return limit_w is not None and power_w >= BINDS * limit_w and limit_w < 0.99 * (gpu.default_w or limit_w)

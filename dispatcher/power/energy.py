@@ -50,6 +50,9 @@ MOST_W = 20_000.0
 LONGEST_S = 49 * HOUR_S
 #: How far ahead of our clock a row may end.
 AHEAD_S = 300.0
+#: Rows that end further ahead than that wait with their agent for their time to come, unless it is further off than this: so
+#: long an agent keeps them, and those behind them must not wait for ever.
+WAITS_S = 48.0 * HOUR_S
 #: GPUs asked for in one statement.
 _GPUS_TOGETHER = 50
 _ROLLED, _MINUTES_FROM = "energy.rolled_until_s", "energy.minutes_from_s"
@@ -69,11 +72,14 @@ class Keep:
 @dataclass(frozen=True, slots=True)
 class Taken:
     """What became of rows that came in: ``new`` were stored, ``known`` were there already, ``refused`` says of each other one
-    why it cannot be true."""
+    why it cannot be true. ``ahead_s`` is how far in the future the last ends; ``early`` of them are not taken yet: their agent
+    must keep them."""
 
     new: int
     known: int
     refused: tuple[str, ...] = ()
+    early: int = 0
+    ahead_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +130,7 @@ class EnergyBook:
         self._insert = _insert_once(engine.dialect)
         self._line = ThreadPoolExecutor(1, thread_name_prefix="energy-writer")
         self._lock = threading.Lock()
-        self._waiting: list[tuple[list[EnergyRow], tuple[str, ...], Future[Taken]]] = []
+        self._waiting: list[tuple[list[EnergyRow], Taken, Future[Taken]]] = []
         self._touched: set[str] = set()
         self._said: str | None = None
 
@@ -140,8 +146,14 @@ class EnergyBook:
         stored."""
         good: list[EnergyRow] = []
         refused: list[str] = []
+        early, ahead_s = 0, 0.0
         for raw in rows:
             try:
+                row_ahead_s = float(raw["end"]) - now.timestamp()
+                ahead_s = max(ahead_s, row_ahead_s)
+                if AHEAD_S < row_ahead_s <= WAITS_S:
+                    early += 1
+                    continue
                 good.append(checked(raw, now))
             except ValueError as error:
                 refused.append(str(error))
@@ -153,7 +165,7 @@ class EnergyBook:
         future: Future[Taken] = Future()
         future.set_running_or_notify_cancel()
         with self._lock:
-            self._waiting.append((good, tuple(refused), future))
+            self._waiting.append((good, Taken(0, 0, tuple(refused), early, ahead_s), future))
         try:
             self._line.submit(self._write_waiting)
         except RuntimeError:
@@ -172,10 +184,10 @@ class EnergyBook:
             for _, _, future in batch:
                 future.set_exception(failure)
             return
-        for (_, refused, future), (new, known, too_old) in zip(batch, outcomes, strict=True):
+        for (_, taken, future), (new, known, too_old) in zip(batch, outcomes, strict=True):
             if too_old:
                 log.warning("%d rows of energy came too late and are lost; the first: %s", len(too_old), too_old[0])
-            future.set_result(Taken(new, known, (*refused, *too_old)))
+            future.set_result(replace(taken, new=new, known=known, refused=(*taken.refused, *too_old)))
 
     def _write(self, batches: Sequence[Sequence[EnergyRow]]) -> list[tuple[int, int, tuple[str, ...]]]:
         outcomes: list[tuple[int, int, tuple[str, ...]]] = []

@@ -32,6 +32,8 @@ FORGET_S = 3600.0
 TELL_CLAIM_S, MOST_CLAIMS = 300.0, 100
 #: An epoch further ahead of ours than this is no control plane's: each start counts one up.
 MOST_STARTS = 1_000_000
+#: Seconds for which a node whose energy came from the future is told of, and how far ahead that is.
+TELL_CLOCK_S, CLOCK_AHEAD_S = 300.0, 60.0
 
 
 class Turned(BadFrame):
@@ -220,8 +222,9 @@ class _Pending:
 
 class Hub:
     """See the module. ``on_energy`` takes measured rows (each with node_id, region and simulated) and resolves once they are
-    durably stored; without it rows stay with their agents. ``branch_of(region, hostname)`` is asked for nodes that name none.
-    ``on_epoch`` is told of a higher epoch that a node has obeyed, so that the next start can go above it."""
+    durably stored, to what became of them (energy.Taken); without it rows stay with their agents. ``branch_of(region,
+    hostname)`` is asked for nodes that name none. ``on_epoch`` is told of a higher epoch that a node has obeyed, so that the
+    next start can go above it."""
 
     def __init__(
         self,
@@ -245,6 +248,8 @@ class Hub:
         # What an earlier control plane knew: the region of a node, and until when (mono s) that holds without a word of it.
         self._remembered: dict[str, tuple[str, float]] = {}
         self._claims: dict[tuple[str, str], tuple[float, str, str]] = {}
+        # Nodes whose energy came from the future: when that was (mono s), and by how much, s.
+        self._clocks: dict[str, tuple[float, float]] = {}
         self._pending: dict[str, _Pending] = {}
         # Not only a number: an answer to an order of the control plane before us must not pass for one to ours.
         self._ids = (f"{epoch}-{number}" for number in itertools.count(1))
@@ -386,6 +391,13 @@ class Hub:
 
         def stored(done: "Future[Any]") -> None:
             error = done.exception()
+            taken = done.result() if error is None else None
+            ahead_s: float = getattr(taken, "ahead_s", 0.0)
+            if ahead_s > CLOCK_AHEAD_S:
+                with self._lock:
+                    self._clocks[node.node_id] = (self._mono(), ahead_s)
+            if getattr(taken, "early", 0):
+                return  # it keeps the batch and sends it again: what was taken of it is known then
             if error is None:
                 session.send(messages.encode({"type": "energy_ack", "batch": batch}))
             else:
@@ -440,6 +452,14 @@ class Hub:
                 for (node_id, region), (at, holder, sentence) in self._claims.items()
                 if self._mono() - at <= TELL_CLAIM_S
             ]
+            self._clocks = {one: told for one, told in self._clocks.items() if self._mono() - told[0] <= TELL_CLOCK_S}
+            for node_id, (_at, ahead_s) in self._clocks.items():
+                if (there := self._nodes.get(node_id)) is not None:
+                    sentence = (
+                        f"the clock of {there.hello['node']['hostname']} (node {node_id}) is ahead: energy came of minutes "
+                        f"that end {ahead_s:.0f} s from now; what lies far ahead is not taken before its time; set that clock"
+                    )
+                    found.append((f"clock {node_id}", there.region, sentence))
             ahead = max((int(node.hello["epoch"]) for node in self._nodes.values()), default=0)
         if ahead > self.epoch:
             sentence = (

@@ -70,11 +70,16 @@ _AT_ONCE = 4
 _PENDING = 10_000
 
 
+#: What is said of a difference between a meter and GPUs that are played.
+SIMULATED_GPUS = "the GPUs that the meter is compared with are simulated, and so is the difference"
+
+
 @dataclass(frozen=True, slots=True)
 class SitePower:
     """What a place draws. ``value_w`` None: unknown. ``quality``: measured (a meter), estimated (agents), simulated, modelled,
     or unknown. ``difference_w`` is what the meter sees beyond the GPUs (for a site: beyond GPUs x PUE), None without both.
-    ``at`` is the time asked for, ``start`` and ``end`` the interval that a meter's value is of, ``reason`` why it is no better.
+    ``at`` is the time asked for, ``start`` and ``end`` the interval that a meter's value is of, ``reason`` why it is no better,
+    or the difference is none of real GPUs.
     """
 
     value_w: float | None
@@ -318,7 +323,8 @@ class SiteMeters:
                 reason = below
                 continue
             difference_w = unmetered(span.value, agents.power_w if agents is not None else None, pue)
-            return SitePower(span.value, "measured", "meter", difference_w, at, span.start, span.end)
+            reason = SIMULATED_GPUS if difference_w is not None and agents is not None and agents.simulated else ""
+            return SitePower(span.value, "measured", "meter", difference_w, at, span.start, span.end, reason)
         if (agents := self._sums.at((region, branch), at)) is not None:
             quality: Literal["simulated", "estimated"] = "simulated" if agents.simulated else "estimated"
             source: Literal["agents x PUE", "agents"] = "agents x PUE" if branch is None else "agents"

@@ -255,6 +255,36 @@ def test_a_jump_is_no_energy(jump_j: float) -> None:
     assert gpu.rows[-1].quality == "measured"
 
 
+@pytest.mark.parametrize("reads_w", [4_294_967.295, 1e6, 20_000.0, 1500.0, -1.0, 0.0])
+def test_a_reading_of_power_that_cannot_be_spoils_no_minute(reads_w: float) -> None:
+    gpu = Gpu().begin(A)
+    gpu.run(20, A)
+    for _ in range(3):
+        gpu.pass_time(1.0, 400.0)
+        gpu.rows += gpu.meter.feed(gpu.look(A, reads_w))
+    gpu.run(97, A)
+    assert [(row.quality, row.mean_w) for row in gpu.rows] == [("measured", pytest.approx(400.0))] * 2
+    assert gpu.meter.check.why == ""
+
+
+def test_without_a_counter_a_reading_that_cannot_be_is_a_gap() -> None:
+    gpu = Gpu(has_counter=False).begin(A)
+    gpu.run(20, A)
+    gpu.pass_time(1.0, 400.0)
+    gpu.rows += gpu.meter.feed(gpu.look(A, 1e6))
+    gpu.run(39, A)
+    (row,) = gpu.rows
+    assert (row.quality, row.seconds, row.mean_w) == ("partial", pytest.approx(58.0), pytest.approx(400.0))
+
+
+def test_power_that_always_reads_nothing_is_not_nothing_where_the_counter_moves() -> None:
+    gpu = Gpu().begin(A, 0.0)
+    for _ in range(120):
+        gpu.pass_time(1.0, 400.0)
+        gpu.rows += gpu.meter.feed(gpu.look(A, 0.0))
+    assert [(row.quality, row.mean_w) for row in gpu.rows] == [("measured", pytest.approx(400.0))] * 2
+
+
 def test_a_cap_that_falls_is_no_jump() -> None:
     gpu = Gpu().begin(A, 690.0)
     gpu.run(30, A, 690.0)

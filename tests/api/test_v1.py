@@ -179,6 +179,8 @@ def test_the_plan(server: Server, services: FakeServices) -> None:
     }
     assert (told["placement"]["cap"], told["placement"]["gpu_type"]) == (1.0, None)
     assert server.get("/v1/plan/k")["why"] == "submitted; not placed: no region has room"
+    services.change("k", reason="no region has room")
+    assert server.get("/v1/plan/k")["why"] == "no region has room", "said once"
     services.change("j", reason="what an older plan said", planned_region="north", planned_start_at=now)
     assert server.get("/v1/plan/j")["why"] == "cheapest start", "one reason: that of the plan that stands"
     assert plan["note"] is None and told["alternatives_missing"] is None

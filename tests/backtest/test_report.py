@@ -95,6 +95,7 @@ def test_where_no_job_ended_no_delay_is_told() -> None:
     Console(file=out, width=160, color_system=None).print(report.view(found, 160))
     (line,) = [line for line in out.getvalue().splitlines() if line.startswith("gridshift")]
     assert line.split()[-7:] == ["-", "-", "0", "0", "0", "-", "1.5"], "delay, p95, missed, pauses, moves, gap, seconds"
+    assert "gap is how far" in out.getvalue()
     assert "nan" not in out.getvalue()
 
 

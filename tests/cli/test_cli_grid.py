@@ -158,7 +158,7 @@ def test_events(api: FakeApi, run: Run) -> None:
     result = run("events", "create", "--region", "n", "--limit-w", "1", "--duration", "2h", "--end", "x")
     assert result.exit_code == 2 and len(posted) == 1
     out = run("events").stdout
-    assert "active (test)" in out and "open" in out and "2,000 W" in out
+    assert "active (test)" in out and "open" in out and "2,000 W" in out and "01-01 00:00:00" in out
     assert json.loads(run("events", "list", "--json").stdout) == {"events": [event], "alarms": None}
     assert json.loads(run("events", "show", "e1", "--json").stdout) == event
     assert "heat" in run("events", "show", "e1").stdout

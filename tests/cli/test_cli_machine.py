@@ -80,6 +80,7 @@ def test_tokens_live_in_the_database_as_hashes(run: Run, tmp_path: Path) -> None
     created = run("tokens", "create", "ci", *at)
     secret = created.stdout.strip()
     assert created.exit_code == 0 and secret.startswith("gs_") and len(secret) > 40 and secret not in created.stderr
+    assert "export GRIDSHIFT_TOKEN=" in created.stderr and "every client needs a token" in created.stderr
     listed = run("tokens", "list", "--json", *at)
     assert [t["name"] for t in json.loads(listed.stdout)["tokens"]] == ["ci"] and secret not in listed.stdout
     stored = b"".join(p.read_bytes() for p in (tmp_path / "data").iterdir() if p.is_file())

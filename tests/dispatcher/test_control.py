@@ -339,6 +339,17 @@ def test_a_job_that_is_to_run_now_starts_at_the_next_tick_within_limits_and_is_n
     assert state(sim, "first") is JobState.SUCCEEDED and state(sim, "second") is JobState.RUNNING
 
 
+def test_a_job_larger_than_its_cluster_says_so_while_it_waits_there() -> None:
+    sim = simulation(gpus=4)
+    advance(sim, 3)
+    submit(sim, "large", gpus=9.0)
+    advance(sim, 30)
+    job = sim.store.job("large")
+    assert job is not None and job.state is JobState.LAUNCHING
+    wanted = "a has 4 GPUs and it needs 9, so it waits there until there are more or it is cancelled"
+    assert wanted in job.reason and wanted in views.ray_message(job)
+
+
 def test_a_policys_quota_bounds_flexible_work() -> None:
     one = {"name": "a", "address": "http://a", "gpus": 10, "price": [{"feed": "synthetic"}], "carbon": [{"feed": "synthetic"}]}
     for policy in ("cap-quota", "lowest-window"):

@@ -67,6 +67,16 @@ def test_a_gap_of_a_twentieth_is_left_out() -> None:
     assert (found.basis, found.modelled_kwh) == ("measured", 0.0) and found.energy_kwh == pytest.approx(0.057)
 
 
+@pytest.mark.parametrize("off_minutes", [-60, -3, -1, 1, 4, 60])
+def test_a_node_whose_clock_is_off_costs_no_energy_twice(off_minutes: int) -> None:
+    found = energy([row(n + off_minutes) for n in range(10)], 0, 600)
+    assert (found.basis, found.covered, found.modelled_kwh) == ("measured", pytest.approx(1.0), 0.0)
+    assert found.energy_kwh == pytest.approx(0.06)
+    found = energy([row(n + off_minutes) for n in range(8)], 0, 600)
+    assert found.basis == "partly measured" and found.covered == pytest.approx(0.8)
+    assert found.energy_kwh == pytest.approx(0.06), "only the two minutes without a row are modelled"
+
+
 def test_nothing_measured_is_none() -> None:
     assert job_energy([], [row()], at(0), at(60), gpus=1.0, power_w=1.0) is None
 

@@ -89,6 +89,16 @@ def test_a_clock_that_is_ahead_is_told() -> None:
     assert checked(wire(30), at(1800)).start_s == T0_S + 1800
 
 
+def test_rows_from_the_future_wait_for_their_time_and_are_not_lost(book: EnergyBook) -> None:
+    rows = [wire(0), wire(30)]
+    taken = book.take(rows, at(300)).result(10)
+    assert (taken.new, taken.refused, taken.early, taken.ahead_s) == (1, (), 1, 1560.0)
+    taken = book.take(rows, at(1860)).result(10)
+    assert (taken.new, taken.known, taken.early) == (1, 1, 0)
+    years = book.take([wire(60 * 24 * 400)], at(300)).result(10)  # it would keep those behind it waiting for ever
+    assert years.early == 0 and "is the clock of its node right" in years.refused[0]
+
+
 def test_gaps_stay_gaps(book: EnergyBook) -> None:
     take(book, wire(0), wire(3, seconds=20.0, energy_wh=2.0))
     sums = book.sums(T0, at(300), 60)

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from dispatcher.power.energy import Taken
 from dispatcher.power.hub import MOST_CLAIMS, CapOrder, CapResult, Hub, Release
 
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -333,6 +334,26 @@ def test_energy_is_acknowledged_once_it_is_stored_and_not_before() -> None:
     assert taken[0][0]["node_id"] == "n1" and taken[0][0]["region"] == "north" and taken[0][0]["simulated"] is True
     future.set_result(None)
     assert agent.sent == [{"type": "energy_ack", "batch": 8}]
+
+
+def test_energy_from_the_future_stays_with_its_agent_and_its_clock_is_an_alarm() -> None:
+    hub, time = make()
+    futures: list[Future[Taken]] = [Future(), Future()]
+    waiting = iter(futures)
+    hub.on_energy = lambda rows: next(waiting)
+    row = {"start": 60, "end": 120, "uuid": "GPU-n1-0", "job_id": "j", "line": "job", "energy_wh": 2.0, "seconds": 60}
+    agent = Agent(hub).connect()
+    agent.say({"type": "energy", "batch": 8, "rows": [{**row, "quality": "measured"}]})
+    futures[0].set_result(Taken(0, 0, early=1, ahead_s=3600.0))
+    assert agent.sent == []
+    ((key, region, sentence),) = hub.alarms()
+    assert (key, region) == ("clock n1", "north") and "the clock of host-n1 (node n1) is ahead" in sentence
+    agent.say({"type": "energy", "batch": 8, "rows": [{**row, "quality": "measured"}]})
+    futures[1].set_result(Taken(1, 0))
+    assert agent.sent == [{"type": "energy_ack", "batch": 8}]
+    time.s = 301.0
+    agent.live()
+    assert hub.alarms() == []
 
 
 def test_a_row_is_of_the_node_that_made_it_whatever_that_is_called_now() -> None:

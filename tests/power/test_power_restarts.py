@@ -142,3 +142,70 @@ def test_a_limit_holds_though_the_plans_caps_were_lost_with_control_plane_and_ag
     site.seconds(2)
     assert [site.loop.cap_of(f"j{at}") for at in range(4)] == [1.0] * 4, "nobody remembers what was planned"
     assert site.drawn_w() <= 2400.0, "but the limit is a limit"
+
+
+def test_an_agent_that_cannot_cap_for_a_while_keeps_its_events_caps() -> None:
+    site, agent = capped()
+    before = agent.caps()
+    agent.can_cap = False
+    agent.hello()
+    site.seconds(30)
+    assert agent.caps() == before and all(order["release"] == [] for order in agent.orders)
+    assert site.sentences() == []  # they hold
+    agent.can_cap = True
+    agent.hello()
+    site.seconds(30)
+    assert agent.caps() == before and all(order["release"] == [] for order in agent.orders)
+    site.s = 900.0
+    site.seconds(2)
+    assert agent.leases == {}
+
+
+def test_a_gpu_that_does_not_tell_its_limits_for_a_while_keeps_its_events_caps() -> None:
+    site, agent = capped()
+    before, say = agent.caps(), agent.say
+
+    def without_limits(frame: dict[str, Any]) -> None:
+        say({**frame, "gpus": [{**gpu, "min_w": None, "max_w": None, "default_w": None} for gpu in frame["gpus"]]})
+
+    agent.say = without_limits  # type: ignore[method-assign]
+    agent.hello()
+    agent.say = say  # type: ignore[method-assign]
+    site.seconds(90)
+    assert agent.caps() == before and site.sentences() == []
+    agent.hello()
+    site.seconds(30)
+    assert agent.caps() == before and all(order["release"] == [] for order in agent.orders)
+
+
+def test_an_events_caps_outlast_a_job_that_is_not_known_here_any_more_but_spare_work_that_is_never_capped() -> None:
+    site, agent = capped()
+    before = agent.caps()
+    del site.jobs["j1"]
+    site.seconds(5)
+    assert agent.caps() == before
+    site.job("j1", flexible=False, tier="flex-0")
+    site.seconds(5)
+    assert agent.caps()[1] == 700.0
+
+
+def test_a_process_of_nobody_we_know_lifts_no_events_cap() -> None:
+    site, agent = capped()
+    before = agent.caps()
+    agent.protected = {agent.uuids[0]: "process 7 there is of no job of gridshift's, so it is not capped"}
+    site.seconds(15)
+    assert agent.caps() == before
+    agent.jobs = [[], *agent.jobs[1:]]  # and the job's own processes cannot be seen among them
+    agent.busy = True
+    site.seconds(15)
+    assert len(agent.leases) == 4 and agent.caps()[0] == before[0]
+
+
+def test_an_event_caps_gpus_with_work_of_others_too_and_a_standing_limit_spares_them() -> None:
+    site, agent = four(power_limit_w=2700.0)
+    agent.protected = dict.fromkeys(agent.uuids, "process 7 there is of no job of gridshift's, so it is not capped")
+    site.seconds(10)
+    assert agent.leases == {}
+    site.event(2400.0, end_s=900.0)
+    site.seconds(10)
+    assert site.drawn_w() <= 2400.0 and {one["kind"] for one in agent.leases.values()} == {"event"}

@@ -105,6 +105,15 @@ def test_a_meter_is_the_truth_and_the_rest_of_it_a_line_of_its_own(site: Callabl
     assert (got.start, got.end, got.at) == (t(0), t(60), t(65))
 
 
+def test_a_difference_to_simulated_gpus_is_called_so(site: Callable[..., Site]) -> None:
+    eu = site(PUSHED)
+    eu.draw[None] = AgentsDraw(20_000.0, simulated=True)
+    eu.run(0, 60)
+    eu.push(60, 41_000.0)
+    got = eu.meters.site_power("eu", t(65))
+    assert (got.quality, got.difference_w) == ("measured", 11_000.0) and "are simulated" in got.reason
+
+
 def test_the_reading_is_compared_with_the_agents_of_its_own_time(site: Callable[..., Site]) -> None:
     eu = site({**PUSHED, "delay_s": 120})
     for start, power_w in ((0, 10_000.0), (65, 30_000.0)):

@@ -224,7 +224,7 @@ def test_port_that_is_ours_already() -> None:
         (level, says, _), none = lines(doctor.check_port(config(f"[server]\nport = {port}\n")))
     assert level == "ok" and "control plane listens" in says and none == ("ok", "none stands", "")
     with http(Answer(body={"energy_basis": "modelled", "alarms": [{"sentence": "eu is above its limit"}]})) as port:
-        assert lines(doctor.check_port(config(f"[server]\nport = {port}\n")))[1] == ("warn", "eu is above its limit", "")
+        assert lines(doctor.check_port(config(f"[server]\nport = {port}\n")))[1][:2] == ("warn", "eu is above its limit")
     with http(Answer(status=401, body={"error": {"message": "an API token is needed"}})) as port:
         _, (level, says, remedy) = lines(doctor.check_port(config(f"[server]\nport = {port}\n")))
     assert level == "warn" and "wants an API token" in says and "GRIDSHIFT_TOKEN" in remedy
@@ -280,3 +280,7 @@ def test_a_wrong_configuration_is_a_finding_a_mistake(capsys: pytest.CaptureFixt
     assert doctor.main(None, as_json=True) == 1
     told = json.loads(capsys.readouterr().out)
     assert [finding["what"] for finding in told["findings"]] == ["config", "config"] and "did you mean 'port'" in str(told)
+    assert [bool(finding["remedy"]) for finding in told["findings"]] == [False, True], "what to do is said once"
+    Path("gridshift.toml").write_bytes(b"\xff")
+    assert doctor.main(None, as_json=False) == 1
+    assert capsys.readouterr().out.count("gridshift init") == 1

@@ -99,7 +99,17 @@ def test_the_picture_keeps_gaps_limits_and_units_apart() -> None:
 
     drawn = [pane.to_dict() for _, pane in charts.draw(shown, parts.colours(plane.regions()))]
     titles = [pane["title"] for pane in drawn]
-    assert titles == ["eu-west: planned load", "nordics: planned load", "price", "carbon", "price"]
+    assert [title.split(" (")[0] for title in titles] == [
+        "eu-west: planned load",
+        "nordics: planned load",
+        "price",
+        "carbon",
+        "price",
+    ]
+    draws = {one["name"]: one["draw_w"] / 1e3 for one in plane.regions() if one["name"] in shown.loads}
+    assert draws and all(
+        f"expected to draw {kw:.2f} kW now" in titles[list(shown.loads).index(name)] for name, kw in draws.items()
+    )
     axes = [pane["layer"][0]["encoding"]["y"]["axis"]["title"] for pane in drawn]
     assert axes == ["kW", "kW", "EUR/MWh", "gCO2e/kWh", "USD/MWh"]
     assert all(len(rows) for pane in drawn for rows in pane["datasets"].values())
