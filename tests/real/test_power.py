@@ -143,7 +143,7 @@ def test_a_job_is_placed_metered_capped_and_given_its_power_back(short_tmp: Path
                 gpus = fleet_gpus(plane)
                 return gpus if len(gpus) == 8 and all(gpu["power_w"] is not None for gpu in gpus.values()) else None
 
-            gpus: Any = wait_until(all_there, 90, "the agents of both nodes")
+            gpus: Any = wait_until(all_there, 180, "the agents of both nodes")
             metered_from = time.time()
             assert {gpu["branch"] for gpu in gpus.values()} == {None, "rack-2"}
             assert all(gpu["simulated"] and gpu["node"]["simulated"] and gpu["node"]["can_cap"] for gpu in gpus.values())
