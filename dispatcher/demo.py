@@ -155,6 +155,10 @@ def probe(rays: Iterable[LocalRay]) -> float:
                 raise GridshiftError(f"Ray cannot run a job here: {told.get('message') or told['status']}")
             if told["status"] == "SUCCEEDED":
                 waiting.pop(0)
+    if waiting:
+        raise GridshiftError(
+            f"Ray did not run a job that does next to nothing within {PROBE_LIMIT_S:g} s: is the machine busy?"
+        )
     return time.monotonic() - began
 
 
@@ -210,9 +214,12 @@ def control_plane(base: Path, rays: dict[str, LocalRay], secret: str, pace: Pace
                 if requests.get(f"{address}/readyz", timeout=1).ok:
                     break
             if process.poll() is not None or time.monotonic() > deadline:
-                kept = Path(tempfile.gettempdir()) / "gridshift-demo-control-plane.log"
-                shutil.copy(log, kept)
-                raise GridshiftError(f"the control plane did not start in time; what it said is in {kept}")
+                where = ""
+                with contextlib.suppress(OSError):
+                    kept = Path(tempfile.gettempdir()) / "gridshift-demo-control-plane.log"
+                    shutil.copy(log, kept)
+                    where = f"; what it said is in {kept}"
+                raise GridshiftError(f"the control plane did not start in time{where}")
             time.sleep(0.1)
         yield address
     finally:

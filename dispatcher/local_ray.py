@@ -375,15 +375,18 @@ class LocalRay:
         """One sentence for people; all that Ray said goes to a file that stays, for it says much and rarely why."""
         head = self._home / "head.log" if self._home else None
         said = head.read_bytes() if head is not None and head.exists() else b""
-        kept = self._log_dir / f"local-ray-{self.name}.log"
-        kept.write_bytes(said)
+        where = ""
+        with contextlib.suppress(OSError):  # the disk may be what is full, or the file somebody else's
+            kept = self._log_dir / f"local-ray-{self.name}.log"
+            kept.write_bytes(said)
+            where = f"; what Ray said is in {kept}"
         tail = said.decode(errors="replace")
         why = next((reason for words, reason in _REASONS if words in tail), "")
         load, cores = os.getloadavg()[0], os.cpu_count() or 1
         if not why and load > 2 * cores:
             why = _TOO_BUSY
         why = f": {why}" if why else ""
-        return f"the local Ray {self.name!r} {what}{why} (load {load:.0f} on {cores} cores; what Ray said is in {kept})"
+        return f"the local Ray {self.name!r} {what}{why} (load {load:.0f} on {cores} cores{where})"
 
     def _end(self) -> None:
         """End the processes of this try and remove its folder."""

@@ -238,7 +238,7 @@ def lost(
     """
     ended_at = now if known_until is None else known_until
     if (now - ended_at).total_seconds() >= UNSEEN_S and attempt.started_at is not None:
-        why += f"; it is known to have run until {ended_at:%H:%M:%S}Z, and used at least what it had by then"
+        why += f"; it is known to have run until {ended_at:%Y-%m-%d %H:%M:%S}Z, and used at least what it had by then"
     left = {"ended_at": ended_at, "outcome": "lost", "message": why, **stood(job, attempt, ended_at)}
     again = job.flex.pausable is Pausable.CHECKPOINT or retry.losses + 1 < job.flex.max_attempts
     if job.cancel_requested_at is not None:

@@ -585,7 +585,7 @@ def respond(jobs, supply, demand, prices, has_team, steps, gpu_use, watt_use, st
         g, t_ = demand.gpus[j], demand.team[j]
         for q in range(demand.order.shape[1]):
             row = demand.order[j, q]
-            if demand.floor[j, row] >= min(best, top):
+            if demand.floor[j, row] >= best or demand.floor[j, row] > top:
                 break
             here = demand.here[j] == row
             fixed = 0.0 if here else demand.fixed[j, row]
@@ -605,7 +605,7 @@ def respond(jobs, supply, demand, prices, has_team, steps, gpu_use, watt_use, st
                                 earns = min(earns, kw * supply.energy[row, a + i] / (edges[a + i + 1] - edges[a + i]))
                         earns *= min(MAX_RUNS * demand.again[j], max(roomy - run, 0.0))
                     least += earns + fixed
-                    if k == 0 or least >= min(best, top):
+                    if k == 0 or least >= best or least > top:
                         continue
                     if steps == 0 or (demand.again[j] == 0.0 and demand.chunk[j] <= 1.0):
                         # as a resume counts no time, these seconds are the bound
@@ -643,13 +643,14 @@ def respond(jobs, supply, demand, prices, has_team, steps, gpu_use, watt_use, st
                     if s == 0:
                         total -= work.cost[1] * (begin - edges[a]) / (edges[a + 1] - edges[a])
                     if pauses:
-                        top = min(top, total + 1e-9 * abs(total))  # with pauses it can only be less
+                        # with pauses it can only be less, but for rounding
+                        top = min(top, total + 1e-9 * (abs(total) + abs(work.cost[n]) + abs(work.price[n])))
                     elif total < best:
                         best, lane, first, stop, kept, cap, share = total, row, a + s, a + e + 1, 0, c, 1.0
         while options > 0:
             at = _next_option(options, work)
             least, row, c = work.least[at], work.where[at] // caps, work.where[at] % caps
-            if least >= min(best, top):
+            if least >= best or least > top:
                 break
             options -= 1
             work.least[at], work.where[at] = work.least[options], work.where[options]

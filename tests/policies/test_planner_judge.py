@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from policies.problem import Answer
+from policies.solver import solve
 from tests.benchmarks import planner_instances as instances
 from tests.benchmarks.planner_exact import key_of, prove, verify
 from tests.benchmarks.planner_instances import Case, Shape, exact_shape, later, make, pick, scale_shape, whole_costs
@@ -227,3 +228,12 @@ def test_an_hour_on_the_plan_still_keeps_the_rules():
     answer = solver.solve(fleet, work)
     assert verify(fleet, work, answer) == []
     assert answer.bound <= answer.objective + 1e-9
+
+
+def test_where_power_costs_nothing_the_bound_is_nothing_too() -> None:
+    case = make(replace(scale_shape(40), regions=2, slots=192), 0.8, tight=False, seed=3)
+    free = replace(case.fleet, rate=np.zeros_like(case.fleet.rate))
+    work = replace(case.work, fixed=np.zeros_like(case.work.fixed))
+    answer = solve(free, work)
+    assert (answer.lane >= 0).all() and answer.objective == 0.0
+    assert answer.bound <= 1e-9
