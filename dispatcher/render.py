@@ -12,6 +12,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from dispatcher.client import ENDED
 from policies.sentences import amount
 
 Json = Mapping[str, Any]
@@ -29,7 +30,6 @@ STATE_STYLES = {
 _BLOCKS = "▁▂▃▄▅▆▇█"
 #: Columns of sentences: they take several lines where the others would lose theirs.
 _FOLDED = ("reason", "message")
-_ENDED = ("succeeded", "failed", "cancelled")
 _PLAIN_WIDTH = 160  # where no terminal says how wide it is
 
 
@@ -130,7 +130,7 @@ def jobs_table(jobs: Sequence[Json]) -> RenderableType:
             cell(job["id"]),
             state_cell(job["state"]),
             cell(region),
-            cell(when(job.get("planned_start_at")) if job["state"] not in _ENDED else None),
+            cell(when(job.get("planned_start_at")) if job["state"] not in ENDED else None),
             cell(when(job.get("deadline_at"))),
             cell(job.get("reason")),
         )
@@ -140,7 +140,7 @@ def jobs_table(jobs: Sequence[Json]) -> RenderableType:
 def job_view(job: Json) -> RenderableType:
     """Everything about one job."""
     money = job.get("cost_currency") or ""
-    ended = job["state"] in _ENDED
+    ended = job["state"] in ENDED
     parts: list[RenderableType] = [
         facts(
             [

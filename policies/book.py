@@ -9,6 +9,7 @@ from datetime import datetime
 
 import numpy as np
 
+from policies.power_allocation import TIER_LOSS
 from policies.problem import Floats, Ints
 from policies.world import Flexibility, JobState, JobView, Pausable
 
@@ -17,8 +18,6 @@ from policies.world import Flexibility, JobState, JobView, Pausable
     SUBMITTED, EARLIEST, DEADLINE, REMAINING, RUN_STARTED, GPUS, POWER_W, CHECKPOINT, RESTART, PRIORITY, DATA_GB, MAX_PRICE,
     MAX_CARBON, LEAST_SPEED, LEAST_CAP, PLANNED, PAUSABLE, MOVABLE, RESUMED, WAITS,
 ) = range(20)  # fmt: skip
-#: Throughput that the tiers may lose to a power cap.
-_LOSSES = {"flex-0": 0.0, "flex-1": 0.10, "flex-2": 0.25, "flex-3": 0.50}
 NONE = -1
 
 
@@ -123,7 +122,7 @@ class Book:
             self.seconds(job.run_started_at, np.nan), flex.gpus, flex.power_w, flex.checkpoint_s, flex.restart_s, flex.priority,
             flex.data_gb, np.nan if flex.max_price is None else flex.max_price,
             np.nan if flex.max_carbon is None else flex.max_carbon,
-            1.0 - _LOSSES.get(flex.tier, 0.0), _least_cap(flex),
+            1.0 - TIER_LOSS.get(flex.tier, 0.0), _least_cap(flex),
             self.seconds(job.planned_start_at, np.nan), flex.pausable is Pausable.CHECKPOINT, running,
             running or job.state is JobState.PAUSED, running and job.attempt > 1,
         )  # fmt: skip
@@ -138,7 +137,7 @@ class Book:
 def _least_cap(flex: Flexibility) -> float:
     """The lowest cap a job stands: below half of the default limit pausing is better, flex-0 is never touched, and a cap on
     GPUs does nothing to a job that has none."""
-    if flex.tier == "flex-0" or flex.gpus <= 0:
+    if not flex.may_be_slowed or flex.gpus <= 0:
         return 1.0
     return 0.5 if flex.min_cap is None else flex.min_cap
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from policies import book as col
 from policies.book import NONE, Book
-from policies.grid import Grid, Lane, kept_on, make_grid, make_lane, shifted_away
+from policies.grid import Grid, Lane, kept_on, make_grid, make_lane, running_at, shifted_away
 from policies.placing import HYSTERESIS, PAUSE_GAIN, WAIT_GAIN, entry_of
 from policies.problem import Bools, Fleet, Floats, Ints, Work
 from policies.world import CapPoint, JobView, RegionView, World
@@ -118,18 +118,14 @@ class Layout:
             return None
         home, begin_s, end_s = run
         lane, edges = self.base[home], self.grid.edges
-        if _at(edges, lane.unknown_s, end_s) - _at(edges, lane.unknown_s, begin_s) > 1e-6:
+        if running_at(edges, lane.unknown_s, end_s) - running_at(edges, lane.unknown_s, begin_s) > 1e-6:
             return None
         stays = view.run_started_at is not None and view.region == home
         moving = 0.0 if stays else entry_of(view, lane.view, world).cost
-        return view.flex.power_w / 1000.0 * (_at(edges, lane.integral, end_s) - _at(edges, lane.integral, begin_s)) + moving
-
-
-def _at(edges: Floats, table: Floats, when: float) -> float:
-    """A running integral at one moment; numpy's own is slow for a single one."""
-    i = min(int(np.searchsorted(edges, when, side="right")) - 1, len(edges) - 2)
-    share = (when - edges[i]) / (edges[i + 1] - edges[i])
-    return float(table[i] + (table[i + 1] - table[i]) * min(max(share, 0.0), 1.0))
+        return (
+            view.flex.power_w / 1000.0 * (running_at(edges, lane.integral, end_s) - running_at(edges, lane.integral, begin_s))
+            + moving
+        )
 
 
 def lay_out(world: World, book: Book, rows: Ints, reserve_fixed: ReserveFixed) -> Layout:

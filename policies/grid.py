@@ -86,6 +86,14 @@ def on_grid(series: SlotSeries | None, grid: Grid) -> Floats:
     return values
 
 
+def running_at(edges: Floats, table: Floats, when: float, *, beyond: bool = False) -> float:
+    """A running integral over the edges at one moment; numpy's own is slow for a single one. After the last edge it stands, or
+    goes on as in the last slot (``beyond``)."""
+    i = min(max(int(np.searchsorted(edges, when, side="right")) - 1, 0), len(edges) - 2)
+    share = max((when - edges[i]) / (edges[i + 1] - edges[i]), 0.0)
+    return float(table[i] + (table[i + 1] - table[i]) * (share if beyond else min(share, 1.0)))
+
+
 @dataclass
 class Lane:
     """One region on the grid: what a kWh costs there and what is free. Reservations change ``gpus``, ``jobs`` and ``power``.

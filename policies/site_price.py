@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from policies.grid import Floats, Grid, Lane
+from policies.grid import Floats, Grid, Lane, running_at
 from policies.sentences import rates
 from policies.world import Settings
 
@@ -30,8 +30,8 @@ class SitePrices:
         edges = self._grid.edges
         total = missing = seconds = 0.0
         for begin, end in spans:
-            total += _at(edges, integral, end) - _at(edges, integral, begin)
-            missing += _at(edges, unknown, end) - _at(edges, unknown, begin)
+            total += running_at(edges, integral, end, beyond=True) - running_at(edges, integral, begin, beyond=True)
+            missing += running_at(edges, unknown, end, beyond=True) - running_at(edges, unknown, begin, beyond=True)
             seconds += end - begin
         return total / seconds if seconds > 0 and missing <= 1e-6 else None
 
@@ -69,10 +69,3 @@ class SitePrices:
                 np.concatenate(([0.0], np.cumsum(unknown * lengths))),
             )
         return self._tables[region]
-
-
-def _at(edges: Floats, table: Floats, when: float) -> float:
-    """A running integral at one moment; numpy's own is slow for a single one. Beyond the grid its last slot goes on."""
-    i = min(max(int(np.searchsorted(edges, when, side="right")) - 1, 0), len(edges) - 2)
-    share = (when - edges[i]) / (edges[i + 1] - edges[i])
-    return float(table[i] + (table[i + 1] - table[i]) * max(share, 0.0))

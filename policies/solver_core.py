@@ -470,6 +470,19 @@ def _counted(  # type: ignore[no-untyped-def]
 
 
 @compiled
+def _fits(g, w, gpus, lane_w, region_w, starts, team):  # type: ignore[no-untyped-def]
+    """Whether a job finds room in a slot where so much is free."""
+    return gpus >= g - SLACK and region_w >= w - SLACK and lane_w >= w - SLACK and starts >= 1.0 - SLACK and team >= g - SLACK
+
+
+@compiled
+def _crowded(amount, price, rise, free):  # type: ignore[no-untyped-def]
+    """What an amount of room is worth at a price that rises by ``rise`` with each unit taken beyond the limit, and falls with
+    each that is ``free``."""
+    return amount * max(0.0, price + rise * (0.5 * amount - min(free, LARGE)))
+
+
+@compiled
 def _window(j, row, c, supply, demand, prices, free, theta, rho, has_limits, rise, work):  # type: ignore[no-untyped-def]
     """Write the slots that ``j`` could use in a lane under a cap into ``work``: which are ``free``, their ``length`` and the
     ``rate`` of a second there, and the running sums of ``cost`` (energy) and ``price`` (room). Returns the first slot, how many
@@ -506,20 +519,15 @@ def _window(j, row, c, supply, demand, prices, free, theta, rho, has_limits, ris
         begin, end = edges[t], edges[t + 1]
         length = min(end, last) - max(begin, ready)
         if usable and theta < 0.0:
-            short = 0.5 * g - min(gpu_free[t], LARGE)
-            price = g * max(0.0, gpu_price[t] + rho * gpu_rise[t] * short)
+            price = _crowded(g, gpu_price[t], rho * gpu_rise[t], gpu_free[t])
             if has_limits:
-                short = 0.5 * w - min(min(region_free[t], lane_free[t]), LARGE)
-                price += w * max(0.0, watt_price[t] + rho * watt_rise[t] * short)
-                short = 0.5 - min(start_free[t], LARGE)
-                price += max(0.0, start_price[t] + rho * start_rise[t] * short)
-                short = 0.5 * g - min(team_free[t], LARGE)
-                price += g * max(0.0, team_price[t] + rho * team_rise[t] * short)
+                price += _crowded(w, watt_price[t], rho * watt_rise[t], min(region_free[t], lane_free[t]))
+                price += _crowded(1.0, start_price[t], rho * start_rise[t], start_free[t])
+                price += _crowded(g, team_price[t], rho * team_rise[t], team_free[t])
         elif usable and rho >= -1.0:
             fits = gpu_free[t] >= g - SLACK
             if has_limits:
-                fits = fits and region_free[t] >= w - SLACK and lane_free[t] >= w - SLACK
-                fits = fits and start_free[t] >= 1.0 - SLACK and team_free[t] >= g - SLACK
+                fits = _fits(g, w, gpu_free[t], lane_free[t], region_free[t], start_free[t], team_free[t])
             if not fits:
                 if rho < 0.0 or team_free[t] < g - SLACK:
                     usable = False  # nobody is driven away for a team's quota
@@ -558,13 +566,58 @@ def _least_of(n, run, work):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _next_option(options, work):  # type: ignore[no-untyped-def]
-    """The cheapest of so many options that are left, which is taken out; its place in the list."""
+def _take_option(options, work):  # type: ignore[no-untyped-def]
+    """Take the cheapest of so many options out of their list: what it costs at the least, and where it is."""
     at = 0
     for i in range(1, options):
         if work.least[i] < work.least[at]:
             at = i
-    return at
+    least, where = work.least[at], work.where[at]
+    work.least[at], work.where[at] = work.least[options - 1], work.where[options - 1]
+    return least, where
+
+
+@compiled
+def _earned(supply, demand, j, row, kw, a, n, run, roomy, work):  # type: ignore[no-untyped-def]
+    """What the time of resumes may earn at the most where power is paid for, 0 or less; what a second of energy costs in each
+    slot is left in ``work.gain``."""
+    edges, earns = supply.edges, 0.0
+    for i in range(n):
+        work.gain[i] = kw * supply.energy[row, a + i] / (edges[a + i + 1] - edges[a + i])
+        if work.free[i]:
+            earns = min(earns, work.gain[i])
+    return earns * min(MAX_RUNS * demand.again[j], max(roomy - run, 0.0))
+
+
+@compiled
+def _single_runs(supply, demand, j, row, a, n, ready, run, fixed, work):  # type: ignore[no-untyped-def]
+    """The runs without a pause that a window has room for, by the slot in which they begin: the last slot of each in
+    ``work.back`` (-1: no room), its cost without prices in ``work.value``. Returns how many slots were looked at."""
+    edges, last, costs = supply.edges, demand.last[j], work.cost
+    e, barred = 0, -1
+    for s in range(n):
+        begin = max(edges[a + s], ready)
+        end = begin + run
+        if end > last + SLACK:
+            return s
+        e = max(e, s)
+        while edges[a + e + 1] < end - SLACK:
+            e += 1
+        while barred < e:
+            barred += 1
+            if not work.free[barred]:
+                work.needs[barred] = barred
+            else:
+                work.needs[barred] = work.needs[barred - 1] if barred > 0 else -1
+        if work.needs[e] >= s:
+            work.back[s] = -1
+            continue
+        part = (end - edges[a + e]) / (edges[a + e + 1] - edges[a + e])
+        work.back[s] = e
+        work.value[s] = costs[e] + (costs[e + 1] - costs[e]) * part - costs[s] + fixed
+        if s == 0:
+            work.value[s] -= costs[1] * (begin - edges[a]) / (edges[a + 1] - edges[a])
+    return n
 
 
 @compiled
@@ -598,13 +651,9 @@ def respond(jobs, supply, demand, prices, has_team, steps, gpu_use, watt_use, st
                 pauses = demand.pausable[j] and run >= 2.0 * demand.chunk[j] - SLACK
                 if pauses:
                     k, least, dearest = _least_of(n, run, work)
-                    earns = 0.0
+                    least += fixed
                     if demand.again[j] > 0.0:
-                        for i in range(n):
-                            if work.free[i]:
-                                earns = min(earns, kw * supply.energy[row, a + i] / (edges[a + i + 1] - edges[a + i]))
-                        earns *= min(MAX_RUNS * demand.again[j], max(roomy - run, 0.0))
-                    least += earns + fixed
+                        least += _earned(supply, demand, j, row, kw, a, n, run, roomy, work)
                     if k == 0 or least >= best or least > top:
                         continue
                     if steps == 0 or (demand.again[j] == 0.0 and demand.chunk[j] <= 1.0):
@@ -620,49 +669,26 @@ def respond(jobs, supply, demand, prices, has_team, steps, gpu_use, watt_use, st
                     work.least[options] = least
                     work.where[options] = row * caps + c
                     options += 1
-                e, barred = 0, -1
-                for s in range(n):
-                    begin = max(edges[a + s], ready)
-                    end = begin + run
-                    if end > demand.last[j] + SLACK:
-                        break
-                    e = max(e, s)
-                    while edges[a + e + 1] < end - SLACK:
-                        e += 1
-                    while barred < e:
-                        barred += 1
-                        if not work.free[barred]:
-                            work.needs[barred] = barred
-                        else:
-                            work.needs[barred] = work.needs[barred - 1] if barred > 0 else -1
-                    if work.needs[e] >= s:
+                for s in range(_single_runs(supply, demand, j, row, a, n, ready, run, fixed, work)):
+                    e = work.back[s]
+                    if e < 0:
                         continue
-                    part = (end - edges[a + e]) / (edges[a + e + 1] - edges[a + e])
-                    total = work.cost[e] + (work.cost[e + 1] - work.cost[e]) * part - work.cost[s] + fixed
-                    total += work.price[e + 1] - work.price[s]
-                    if s == 0:
-                        total -= work.cost[1] * (begin - edges[a]) / (edges[a + 1] - edges[a])
+                    total = work.value[s] + (work.price[e + 1] - work.price[s])
                     if pauses:
                         # with pauses it can only be less, but for rounding
                         top = min(top, total + 1e-9 * (abs(total) + abs(work.cost[n]) + abs(work.price[n])))
                     elif total < best:
                         best, lane, first, stop, kept, cap, share = total, row, a + s, a + e + 1, 0, c, 1.0
         while options > 0:
-            at = _next_option(options, work)
-            least, row, c = work.least[at], work.where[at] // caps, work.where[at] % caps
+            least, where = _take_option(options, work)
+            row, c = where // caps, where % caps
             if least >= best or least > top:
                 break
             options -= 1
-            work.least[at], work.where[at] = work.least[options], work.where[options]
             a, n, ready, run, kw, roomy = _window(j, row, c, supply, demand, prices, free, 1.0, -2.0, False, prices, work)
             here = demand.here[j] == row
             fixed = 0.0 if here else demand.fixed[j, row]
-            earns = 0.0
-            for i in range(n):
-                work.gain[i] = kw * supply.energy[row, a + i] / (edges[a + i + 1] - edges[a + i])
-                if work.free[i]:
-                    earns = min(earns, work.gain[i])
-            earns *= min(MAX_RUNS * demand.again[j], max(roomy - run, 0.0))
+            earns = _earned(supply, demand, j, row, kw, a, n, run, roomy, work)
             usual = _usual_length(work.length, n)
             total = np.nan
             if usual > 0.0:
@@ -706,18 +732,6 @@ def respond(jobs, supply, demand, prices, has_team, steps, gpu_use, watt_use, st
 
 
 # --- one job against what is free -------------------------------------------------------------------------------------
-
-
-@compiled
-def _fits(supply, free, row, t, g, w, team):  # type: ignore[no-untyped-def]
-    r = supply.region[row]
-    return (
-        free.gpus[row, t] >= g - SLACK
-        and free.region_w[r, t] >= w - SLACK
-        and free.lane_w[row, t] >= w - SLACK
-        and free.starts[r, t] >= 1.0 - SLACK
-        and free.team[team, t] >= g - SLACK
-    )
 
 
 @compiled
@@ -869,29 +883,13 @@ def look(j, supply, demand, prices, free, theta, rho, has_limits, work, out, ris
                     work.where[options] = row * caps + c
                     options += 1
             # one run without a pause
-            e, barred = 0, -1
-            for s in range(n):
-                begin = max(edges[a + s], ready)
-                end = begin + run
-                if end > demand.last[j] + SLACK:
-                    break
-                e = max(e, s)
-                while edges[a + e + 1] < end - SLACK:
-                    e += 1
-                while barred < e:
-                    barred += 1
-                    if not work.free[barred]:
-                        work.needs[barred] = barred
-                    else:
-                        work.needs[barred] = work.needs[barred - 1] if barred > 0 else -1
+            for s in range(_single_runs(supply, demand, j, row, a, n, ready, run, fixed, work)):
                 if here and s > 0:
                     break  # it runs on from now, or is paused, which is looked at below
-                if work.needs[e] >= s:
+                e, cost = work.back[s], work.value[s]
+                if e < 0:
                     continue
-                part = (end - edges[a + e]) / (edges[a + e + 1] - edges[a + e])
-                cost = work.cost[e] + (work.cost[e + 1] - work.cost[e]) * part - work.cost[s] + fixed
-                if s == 0:
-                    cost -= work.cost[1] * (begin - edges[a]) / (edges[a + 1] - edges[a])
+                begin = max(edges[a + s], ready)
                 score = cost + work.price[e + 1] - work.price[s] + moving
                 score += demand.wait[j] * (begin - ready + run / 2.0)
                 if abs(begin - bonus_at) < 1.0:
@@ -902,17 +900,16 @@ def look(j, supply, demand, prices, free, theta, rho, has_limits, work, out, ris
                     out.what[1] = c
                     out.what[2] = 1
                     out.begin[0] = begin
-                    out.end[0] = end
+                    out.end[0] = begin + run
                     out.first[0] = a + s
                     out.stop[0] = a + e + 1
                     out.cost[0] = cost
     while options > 0:
-        at = _next_option(options, work)
-        least, row, c = work.least[at], work.where[at] // caps, work.where[at] % caps
+        least, where = _take_option(options, work)
+        row, c = where // caps, where % caps
         if least >= best - 1e-9 * abs(best):
             break
         options -= 1
-        work.least[at], work.where[at] = work.least[options], work.where[options]
         here = demand.here[j] == row
         fixed = 0.0 if here else demand.fixed[j, row]
         moving = demand.pause_cost[j] if demand.here[j] >= 0 and not here else 0.0
@@ -1290,15 +1287,11 @@ def _crowding(j, supply, demand, prices, rise, free, placed, rho, has_limits):  
     total = 0.0
     for k in range(placed.runs[j]):
         for t in range(placed.first[j, k], placed.stop[j, k]):
-            short = 0.5 * g - min(gpu_free[t], LARGE)
-            total += g * max(0.0, gpu_price[t] + rho * gpu_rise[t] * short)
+            total += _crowded(g, gpu_price[t], rho * gpu_rise[t], gpu_free[t])
             if has_limits:
-                short = 0.5 * w - min(min(region_free[t], lane_free[t]), LARGE)
-                total += w * max(0.0, watt_price[t] + rho * watt_rise[t] * short)
-                short = 0.5 - min(start_free[t], LARGE)
-                total += max(0.0, start_price[t] + rho * start_rise[t] * short)
-                short = 0.5 * g - min(team_free[t], LARGE)
-                total += g * max(0.0, team_price[t] + rho * team_rise[t] * short)
+                total += _crowded(w, watt_price[t], rho * watt_rise[t], min(region_free[t], lane_free[t]))
+                total += _crowded(1.0, start_price[t], rho * start_rise[t], start_free[t])
+                total += _crowded(g, team_price[t], rho * team_rise[t], team_free[t])
     return total
 
 
@@ -1327,12 +1320,14 @@ def keep_each(jobs, old, supply, demand, prices, free, placed, has_limits, work,
     prices in what is free."""
     for j in jobs:
         row, fits = old.lane[j], old.lane[j] != NOWHERE
-        g, team = demand.gpus[j], demand.team[j]
+        g, team, r = demand.gpus[j], demand.team[j], supply.region[row]
         if fits:
             w = _meter_w(supply, demand, j, row, old.cap[j])
             for k in range(old.runs[j]):
                 for t in range(old.first[j, k], old.stop[j, k]):
-                    fits = fits and _fits(supply, free, row, t, g, w, team)
+                    fits = fits and _fits(
+                        g, w, free.gpus[row, t], free.lane_w[row, t], free.region_w[r, t], free.starts[r, t], free.team[team, t]
+                    )
         if fits:
             copy_place(j, old, j, placed)
         else:

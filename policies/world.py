@@ -72,6 +72,11 @@ class Flexibility:
     freeze_max_s: float | None = None
     max_attempts: int = 1
 
+    @property
+    def may_be_slowed(self) -> bool:
+        """Whether power caps may slow it down: flex-0 loses nothing."""
+        return self.tier != "flex-0"
+
 
 @dataclass(frozen=True, slots=True)
 class JobView:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -146,10 +146,15 @@ _AMPERE = 7
 _GA100 = ("A100", "A800", "A30", "PG506")  # the one Ampere chip whose power reading is of the instant
 _NO_INSTANCE = 0xFFFFFFFF
 _REOPEN_S = 5.0  # a driver that went away is not asked more often than this
-
-
 #: How long a look at all GPUs waits for those that are slow to answer, s.
 MEET_S = 3.0
+
+
+def _wait_for(threads: Iterable[threading.Thread]) -> None:
+    """Wait until all have ended, for MEET_S together at most."""
+    until_s = time.monotonic() + MEET_S
+    for thread in threads:
+        thread.join(max(0.0, until_s - time.monotonic()))
 
 
 class Devices:
@@ -211,9 +216,7 @@ class Devices:
             if index not in self._met and (thread is None or not thread.is_alive()):  # else an earlier look's answer is to come
                 thread = self._meetings[index] = threading.Thread(target=self._meet, args=[index], daemon=True)
                 thread.start()
-        until_s = time.monotonic() + MEET_S
-        for index in indices:
-            self._meetings[index].join(max(0.0, until_s - time.monotonic()))
+        _wait_for(self._meetings[index] for index in indices)
         self.silent = [index for index in indices if self._meetings[index].is_alive()]
         for index in indices:
             if (info := self._met.pop(index, None)) is not None:
@@ -352,9 +355,7 @@ class Devices:
         threads = [threading.Thread(target=self._try_to_set, args=(uuid, refusals), daemon=True) for uuid in asked]
         for thread in threads:
             thread.start()
-        until_s = time.monotonic() + MEET_S
-        for thread in threads:
-            thread.join(max(0.0, until_s - time.monotonic()))
+        _wait_for(threads)
         said = [why for why in list(refusals.values()) if why]
         if not asked:
             return False, "there is no NVIDIA GPU on this machine"

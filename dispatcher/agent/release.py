@@ -15,7 +15,7 @@ from typing import Any
 from .caps import CapOrders, Enforcer
 from .devices import DeviceError
 from .durable import write_durably
-from .lease_terms import is_owed
+from .lease_terms import Lease, is_owed
 from .leases import LeaseBook
 from .node import FolderBusy, FolderLock, OwnDevices
 
@@ -36,16 +36,11 @@ def release_events(book: LeaseBook, enforcer: Enforcer, lease_id: str | None) ->
     {lease_id, uuid, limit_w, ok, error}."""
     found = {lease.lease_id: lease for lease in book.leases() if lease.kind == "event" and lease_id in (None, lease.lease_id)}
     results = enforcer.apply(CapOrders(book.epoch, release=list(found)))
-    return [
-        {
-            "lease_id": one.lease_id,
-            "uuid": found[one.lease_id].uuid,
-            "limit_w": found[one.lease_id].limit_w,
-            "ok": one.ok,
-            "error": one.error,
-        }
-        for one in results
-    ]
+    return [_released(found[one.lease_id], one.error, one.ok) for one in results]
+
+
+def _released(lease: Lease, error: str | None, ok: bool) -> Released:
+    return {"lease_id": lease.lease_id, "uuid": lease.uuid, "limit_w": lease.limit_w, "ok": ok, "error": error}
 
 
 def release_here(folder: Path, lease_id: str | None, answer_s: float = ANSWER_S) -> list[Released]:
@@ -79,13 +74,7 @@ def _release_alone(folder: Path, lease_id: str | None) -> list[Released]:
             released = release_events(book, enforcer, lease_id)
             left = _give_back_ended(book, enforcer)
             ended = [
-                {
-                    "lease_id": one.lease_id,
-                    "uuid": one.uuid,
-                    "limit_w": one.limit_w,
-                    "ok": one.uuid not in left,
-                    "error": left.get(one.uuid),
-                }
+                _released(one, left.get(one.uuid), one.uuid not in left)
                 for one in over
                 if one.kind == "event" and lease_id in (None, one.lease_id)
             ]

@@ -1,4 +1,5 @@
-"""How much one connection may send before it is cut off, so that whoever floods us slows nobody else. Pure: time is told."""
+"""How much one sender may send before it is refused or cut off, so that whoever floods us slows nobody else. Pure: time is
+told."""
 
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ is stored durably before it is answered.
 It knows senders' secrets and what kinds of message there are; what an event means is `grid_events`'.
 """
 
-import base64
-import binascii
 import time
 from typing import Any
 
@@ -14,33 +12,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dispatcher.api.answers import Refused, json_response
+from dispatcher.api.flood import Bucket
 from dispatcher.api.grid_events import GridEvents, event_from
 from dispatcher.api.services import Services
 from dispatcher.api.strict_json import parse_object
 from dispatcher.config import Config
 from dispatcher.errors import BadInput, ConfigError, NotFound
+from dispatcher.webhook_secrets import checker
 
 #: Signed messages a source may send: a burst, and how many a second after it.
 BURST, PER_S = 60, 5.0
-_MIN_SECRET_BYTES = 16
-
-
-class TokenBucket:
-    """Lets ``burst`` through at once, and ``per_s`` a second from then on."""
-
-    def __init__(self, burst: int, per_s: float) -> None:
-        self._burst, self._per_s = burst, per_s
-        self._left, self._at = float(burst), time.monotonic()
-
-    def take(self) -> bool:
-        """Whether one more may pass now."""
-        now = time.monotonic()
-        self._left = min(self._burst, self._left + (now - self._at) * self._per_s)
-        self._at = now
-        if self._left < 1:
-            return False
-        self._left -= 1
-        return True
 
 
 def verifiers(config: Config) -> dict[str, list[Webhook]]:
@@ -49,16 +30,10 @@ def verifiers(config: Config) -> dict[str, list[Webhook]]:
 
 
 def _verifier(source: str, secret: str) -> Webhook:
-    remedy = f"webhook {source}: a secret must be base64 of at least {_MIN_SECRET_BYTES} bytes, such as 'whsec_...'"
-    text = secret.removeprefix("whsec_")
     try:
-        # The library would skip what is no base64, and so make a short key of a pass phrase.
-        key = base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
-    except (binascii.Error, ValueError):
-        raise ConfigError(remedy) from None
-    if len(key) < _MIN_SECRET_BYTES:
-        raise ConfigError(remedy)
-    return Webhook(key)
+        return checker(secret)
+    except ValueError as error:
+        raise ConfigError(f"webhook {source}: a secret {error}") from None
 
 
 class Webhooks:
@@ -67,7 +42,7 @@ class Webhooks:
     def __init__(self, services: Services, events: GridEvents) -> None:
         self._services, self._events = services, events
         self._verifiers = verifiers(services.config)
-        self._buckets = {source: TokenBucket(BURST, PER_S) for source in self._verifiers}
+        self._buckets = {source: Bucket(PER_S, float(BURST), float(BURST), time.monotonic()) for source in self._verifiers}
 
     async def receive(self, request: Request) -> Response:
         """Take a signed message: ``{"type": "power_budget" | "power_budget.cancelled", "data": {...}}``.
@@ -79,7 +54,7 @@ class Webhooks:
             raise NotFound(f"no webhook source {source[:64]!r} is configured")
         body = await request.body()
         message_id = self._proved(source, body, request)
-        if not self._buckets[source].take():
+        if not self._buckets[source].take(1.0, time.monotonic()):
             raise Refused(429, f"{source} sends too many messages; send again later", {"Retry-After": "1"})
         outcome = await self._take(source, message_id, parse_object(body))
         return json_response({"outcome": outcome}, 202)

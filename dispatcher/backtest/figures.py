@@ -62,7 +62,7 @@ _OTHERS = ("c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8")
 _DASHES: tuple[Any, ...] = ("--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (8, 2, 2, 2)), (0, (2, 3)))
 _MARKERS = ("s", "^", "D", "v", "P", "X", "<", ">")
 _WIDTH = 440  # of a drawing, in the units of its own picture; text is 12 of them high
-STYLE: dict[str, Any] = {
+_STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
     "text.parse_math": False,
     "font.family": "sans-serif",
@@ -101,20 +101,21 @@ def require() -> None:
         raise NoDrawing from None
 
 
-def _drawn(name: str, title: str, caption: str, words: str, height: int, draw: Callable[[Figure], None]) -> Drawing:
+def drawn(name: str, title: str, caption: str, words: str, size: tuple[int, int], draw: Callable[[Figure], None]) -> Drawing:
+    """What ``draw`` makes of an empty figure of that ``size`` (width, height, text 12 high), in the look of all reports."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    style: Any = {**STYLE, "svg.hashsalt": name}
+    style: Any = {**_STYLE, "svg.hashsalt": name}
     with matplotlib.rc_context(style):
-        figure = Figure(figsize=(_WIDTH / 72, height / 72), layout="constrained")
+        figure = Figure(figsize=(size[0] / 72, size[1] / 72), layout="constrained")
         draw(figure)
         out = io.StringIO()
         figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    return Drawing(title, caption, inline(out.getvalue(), name, title, f"{caption} {words}".strip()))
+    return Drawing(title, caption, _inline(out.getvalue(), name, title, f"{caption} {words}".strip()))
 
 
-def inline(svg: str, name: str, title: str, words: str) -> str:
+def _inline(svg: str, name: str, title: str, words: str) -> str:
     """A drawing as it stands inside a page: no declarations that name addresses, ids of its own, the page's colours."""
     body = svg[svg.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", body, flags=re.DOTALL)
@@ -214,7 +215,7 @@ def savings(result: BacktestResult) -> Drawing | None:
     bound = oracle_bound(result)
     caption = f"No schedule could save more than {bound}: the oracle's lines." if bound else "Nothing is known of a bound."
     title = "Savings by policy, and the delay they come with"
-    return _drawn("savings", title, caption, f"{words}.", 104 + 40 * max(1, len(runs)), draw)
+    return drawn("savings", title, caption, f"{words}.", (_WIDTH, 104 + 40 * max(1, len(runs))), draw)
 
 
 def _savings_of(run: PolicyRun, base: PolicyRun) -> str:
@@ -291,7 +292,7 @@ def front(result: BacktestResult, winner: PolicyRun | None) -> Drawing | None:
             f"it saves {_savings_of(first, result.runs[0])} at the one end, {_savings_of(last, result.runs[0])} at the other."
         )
     words = "; ".join(f"{run.label}: {run.cost or 0.0:,.0f} {result.currency}, {run.carbon_kg or 0.0:,.0f} kg" for run in runs)
-    return _drawn("front", "Cost against carbon", caption, f"{words}.", 330 + 9 * len(runs), draw)
+    return drawn("front", "Cost against carbon", caption, f"{words}.", (_WIDTH, 330 + 9 * len(runs)), draw)
 
 
 def _price(run: PolicyRun) -> str:
@@ -340,7 +341,7 @@ def delays(result: BacktestResult, winner: PolicyRun | None) -> Drawing:
         for run in result.runs[1:]
     )
     caption = "A line that rises early is a policy under which few jobs wait long."
-    return _drawn("delays", "How much later jobs ended", caption, f"{words}.", 290 + 7 * len(result.runs), draw)
+    return drawn("delays", "How much later jobs ended", caption, f"{words}.", (_WIDTH, 290 + 7 * len(result.runs)), draw)
 
 
 def _percentile(run: PolicyRun, at: int) -> float:
@@ -380,7 +381,7 @@ def deadlines(result: BacktestResult) -> Drawing:
     caption = (
         "No policy missed any." if not (avoidable + impossible).any() else f"The fewest that any policy missed: {fewest:,}."
     )
-    return _drawn("deadlines", "Missed deadlines", caption, f"{words}.", 100 + 26 * len(result.runs), draw)
+    return drawn("deadlines", "Missed deadlines", caption, f"{words}.", (_WIDTH, 100 + 26 * len(result.runs)), draw)
 
 
 # --- load against price and carbon ----------------------------------------------------------------------------------------
@@ -508,4 +509,4 @@ def _stacked(
         for label, _, values in [*((f"load under {label}, kW", colour, load) for label, colour, load in loads), *signals]
         if not np.isnan(values).all()
     )
-    return _drawn(name, title, caption, f"{words}.", 120 + 90 * (1 + len(signals)), draw)
+    return drawn(name, title, caption, f"{words}.", (_WIDTH, 120 + 90 * (1 + len(signals))), draw)

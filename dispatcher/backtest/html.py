@@ -63,7 +63,7 @@ def _variables(colours: dict[str, str]) -> str:
     return "".join(f"--{name}:{colour};" for name, colour in colours.items())
 
 
-STYLE = (
+_STYLE = (
     f":root{{color-scheme:light dark;{_variables(_LIGHT)}}}"
     f"@media(prefers-color-scheme:dark){{:root{{{_variables(_DARK)}}}}}"
     f"@media print{{:root{{color-scheme:light;{_variables({**_LIGHT, 'back': '#ffffff'})}}}}}"
@@ -141,10 +141,15 @@ def page(result: BacktestResult) -> str:
         "<h2>What was assumed</h2>",
         _assumed(result),
     ]
+    return document(title, parts)
+
+
+def document(title: str, parts: Iterable[str], more_style: str = "") -> str:
+    """A page that stands alone, in the look of all reports; empty parts are left out."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n<body><main>\n"
+        f"<title>{escape(title)}</title><style>{_STYLE}{more_style}</style></head>\n<body><main>\n"
         + "\n".join(part for part in parts if part)
         + "\n</main></body></html>\n"
     )

@@ -9,10 +9,22 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from dispatcher.api.strict_json import parse
 from dispatcher.dr import openadr2, openadr3, pointers
 from dispatcher.dr.ledger import Ledger, joined, order, receive, stale, view
-from dispatcher.dr.model import Answer, DrEvent, Message, Notes, Refused, State, Version, answer_json, kw, refusal, version_json
+from dispatcher.dr.model import (
+    Answer,
+    DrEvent,
+    Message,
+    Notes,
+    Refused,
+    State,
+    Version,
+    answer_json,
+    json_of,
+    kw,
+    refusal,
+    version_json,
+)
 from dispatcher.dr.overlap import Binding, binding, binding_json
 from dispatcher.dr.payloads import Terms
 from dispatcher.dr.site import Site
@@ -116,21 +128,14 @@ class _Reader:
 
             if self._protocol == "standard-webhook":
                 return webhooks.read_signed(body, webhooks.verifiers(self._secrets), context)
-            return webhooks.read_native(_json(body), context)
-        data = _json(body)
+            return webhooks.read_native(json_of(body), context)
+        data = json_of(body)
         if self._protocol == "pointer":
             return pointers.read(data, context)
         programs = {**context.programs, **openadr3.programs_in(data)}
         self._context = replace(self._context, programs=programs)
         dialect = openadr3.V30 if self._protocol == "openadr-3.0" else openadr3.V31
         return openadr3.read(data, dialect, replace(context, programs=programs))
-
-
-def _json(body: bytes) -> Any:
-    try:
-        return parse(body)
-    except BadInput as error:
-        raise Refused("bad_json", str(error)) from None
 
 
 def _version(text: str) -> Version:

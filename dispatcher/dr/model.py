@@ -9,6 +9,9 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
+from dispatcher.api.strict_json import parse
+from dispatcher.errors import BadInput
+
 #: More than this is a slip of the unit, not a site.
 MAX_W = 1e12
 #: No event needs more steps than this; what would give more is cut, and says so.
@@ -37,6 +40,14 @@ class Refused(Exception):
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code, self.message = code, message
+
+
+def json_of(body: bytes) -> Any:
+    """The JSON in a message. Raises Refused for what is none, or says a thing twice."""
+    try:
+        return parse(body)
+    except BadInput as error:
+        raise Refused("bad_json", str(error)) from None
 
 
 @dataclass(frozen=True, slots=True)

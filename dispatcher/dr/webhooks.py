@@ -5,7 +5,6 @@ Our own body is read by the API's own reader. Sources: Standard Webhooks 1.0.
 """
 
 import base64
-import binascii
 import hmac
 import json
 from collections.abc import Mapping, Sequence
@@ -16,16 +15,15 @@ from typing import Any
 from standardwebhooks import Webhook
 
 from dispatcher.api.grid_events import event_from
-from dispatcher.api.strict_json import parse
 from dispatcher.dr import openadr3, pointers
-from dispatcher.dr.model import Answer, DrEvent, Message, Notes, Refused, Segment, refusal, shown
+from dispatcher.dr.model import Answer, DrEvent, Message, Notes, Refused, Segment, json_of, refusal, shown
 from dispatcher.dr.openadr3 import Context
 from dispatcher.dr.signed_events import read_signed_event
 from dispatcher.errors import BadInput
+from dispatcher.webhook_secrets import checker
 
 #: How far a message's time may lie from ours.
 TOLERANCE = timedelta(minutes=5)
-_MIN_SECRET_BYTES = 16
 _BODY_KEYS = ("body", "raw_body", "body_raw", "raw", "payload")
 _BASE64_KEYS = ("body_b64", "body_base64", "raw_body_b64", "raw_body_base64")
 
@@ -40,18 +38,10 @@ class Delivery:
 
 def verifiers(secrets: Sequence[str]) -> list[Webhook]:
     """The checkers of secrets. Raises BadInput for one that is no base64 of at least 16 bytes."""
-    made = []
-    for secret in secrets:
-        text = secret.removeprefix("whsec_")
-        try:
-            key = base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
-        except (binascii.Error, ValueError):
-            key = b""
-        if len(key) < _MIN_SECRET_BYTES:
-            remedy = f"must be base64 of at least {_MIN_SECRET_BYTES} bytes, such as 'whsec_...'"
-            raise BadInput([("secret", "(not shown)", remedy)])
-        made.append(Webhook(key))
-    return made
+    try:
+        return [checker(secret) for secret in secrets]
+    except ValueError as error:
+        raise BadInput([("secret", "(not shown)", str(error))]) from None
 
 
 # --- Standard Webhooks ----------------------------------------------------------------------------------------------
@@ -62,7 +52,7 @@ def read_signed(body: bytes, checkers: Sequence[Webhook], context: Context) -> M
     delivery = delivered(body)
     message_id, sent_at, text = proved(delivery, checkers, None if context.earlier else context.now)
     at = min(context.now, sent_at) if context.earlier else context.now
-    data = _json(text.encode())
+    data = json_of(text.encode())
     return replace(_content(data, replace(context, now=at, earlier=False)), message_id=message_id)
 
 
@@ -79,13 +69,6 @@ def _content(data: Any, context: Context) -> Message:
     return Message((read_signed_event(data, context),))
 
 
-def _json(body: bytes) -> Any:
-    try:
-        return parse(body)
-    except BadInput as error:
-        raise Refused("bad_json", str(error)) from None
-
-
 def delivered(body: bytes) -> Delivery:
     """The headers and the body in a file. Raises Refused."""
     try:
@@ -99,7 +82,7 @@ def delivered(body: bytes) -> Delivery:
         if not blank or not any(name.startswith("webhook-") for name in headers):
             raise Refused("bad_json", "file: must be JSON with headers and body, or the text of an HTTP request")
         return Delivery(headers, tuple(dict.fromkeys((rest, rest.rstrip("\n")))))
-    data = _json(body)
+    data = json_of(body)
     if isinstance(data, dict) and isinstance(data.get("request"), dict):
         data = data["request"]
     given = data.get("headers") if isinstance(data, dict) else None
@@ -153,8 +136,8 @@ def proved(delivery: Delivery, checkers: Sequence[Webhook], now: datetime | None
     given = [item.partition(",")[2] for item in signatures.split() if item.startswith("v1,")]
     found = None
     for text in delivery.bodies:
-        for checker in checkers:
-            wanted = checker.sign(message_id, sent_at, text).partition(",")[2]
+        for known in checkers:
+            wanted = known.sign(message_id, sent_at, text).partition(",")[2]
             fits = [hmac.compare_digest(wanted.encode(), one.encode()) for one in given]  # all of them: time must tell nothing
             found = text if any(fits) else found
     if found is None:

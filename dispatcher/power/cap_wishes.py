@@ -152,7 +152,7 @@ def _groups(
     groups: dict[tuple[str | tuple[str, ...], int, str, str], Group] = {}
     seen: dict[str, int] = {}
     unknown = 0
-    kept = {job_id for job_id, job in jobs.items() if job.flex.tier != "flex-0"}
+    kept = {job_id for job_id, job in jobs.items() if job.flex.may_be_slowed}
     for node in nodes:
         leaf = leaf_of.get(node.branch, 0) if node.branch is not None else 0
         unable = why_unable(node)
@@ -196,15 +196,18 @@ def known_draw(gpu: GpuLive, node: NodeLive, draw: Draw | None) -> float | None:
     too."""
     if node.connected and gpu.power_w is not None:
         return gpu.power_w
-    leased = [lease.limit_w for lease in node.leases if lease.uuid == gpu.uuid and lease.kind == "event"]
     most_w = draw.full_w if draw is not None else gpu.default_w if gpu.default_w is not None else gpu.max_w
-    return min([most_w, *leased]) if most_w is not None else None
+    return min([most_w, *_event_limits_w(gpu, node)]) if most_w is not None else None
+
+
+def _event_limits_w(gpu: GpuLive, node: NodeLive) -> list[float]:
+    """The limits of the event leases that stand on a GPU."""
+    return [lease.limit_w for lease in node.leases if lease.uuid == gpu.uuid and lease.kind == "event"]
 
 
 def _under_leases_w(gpu: GpuLive, node: NodeLive, full_w: float) -> float:
     """What a GPU draws that would draw ``full_w`` but for the event leases that stand on it; never less than is measured."""
-    leased = [lease.limit_w for lease in node.leases if lease.uuid == gpu.uuid and lease.kind == "event"]
-    return max(min([full_w, *leased]), gpu.power_w or 0.0)
+    return max(min([full_w, *_event_limits_w(gpu, node)]), gpu.power_w or 0.0)
 
 
 def why_unable(node: NodeLive) -> str:
@@ -366,7 +369,7 @@ def on_plan(nodes: Sequence[NodeLive], jobs: Mapping[str, JobView], caps: Mappin
         for gpu in node.gpus:
             on_it = gpu.jobs or ()
             planned = [caps[job_id] for job_id in on_it if job_id in caps] if not gpu.protected else []
-            able = all(job in jobs and jobs[job].flex.tier != "flex-0" for job in on_it)
+            able = all(job in jobs and jobs[job].flex.may_be_slowed for job in on_it)
             if not planned or len(planned) < len(on_it) or not able or why_unable(node) or gpu.default_w is None:
                 continue
             cap = max(LEAST_CAP, *planned, *(jobs[job_id].flex.min_cap or 0.0 for job_id in on_it))
@@ -384,7 +387,7 @@ def keeps_event_caps(gpu: GpuLive, node: NodeLive, jobs: Mapping[str, JobView]) 
         return False  # it keeps its leases by itself
     if gpu.jobs is None:
         return True
-    if any(job in jobs and jobs[job].flex.tier == "flex-0" for job in gpu.jobs):
+    if any(job in jobs and not jobs[job].flex.may_be_slowed for job in gpu.jobs):
         return False
     if not gpu.jobs:
         return bool(gpu.protected)

@@ -34,6 +34,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import SQLAlchemyError
 
+from dispatcher.agent.metering import MOST_W
 from dispatcher.errors import StoreUnavailable
 from dispatcher.power.accounts import COVERED, EXCLUSIVE, SUMMED, EnergyRow, JobEnergy, Turn, job_energy, moment
 from dispatcher.store.bulk import mark_of
@@ -44,8 +45,6 @@ log = logging.getLogger(__name__)
 HOUR_S = 3600
 #: Minutes this old are summed into hours: an agent keeps what it could not send for 48 hours, so all of them have come.
 ROLL_UP_AFTER = timedelta(hours=49)
-#: A GPU that is said to have drawn more than this on average was not measured.
-MOST_W = 20_000.0
 #: The longest interval that a row may have: a counter that bridges the longest gap for which an agent keeps rows.
 LONGEST_S = 49 * HOUR_S
 #: How far ahead of our clock a row may end.

@@ -5,15 +5,13 @@ It needs matplotlib (the extra ``report``). Long series are drawn by their lowes
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
 import numpy as np
 
-from dispatcher.backtest.figures import COLOURS, STYLE, Drawing, inline, require
+from dispatcher.backtest.figures import COLOURS, Drawing, drawn, require
 from dispatcher.verification.event import EventReport
 from dispatcher.verification.export import Shown, shown
 from dispatcher.verification.series import Floats, MeteredSeries
@@ -28,19 +26,6 @@ __all__ = ["Drawing", "energies", "power", "require", "tiers"]
 WIDE, NARROW = 1000, 440
 #: More slots than this are drawn by their extremes.
 _MOST = 900
-
-
-def _drawn(name: str, title: str, caption: str, words: str, size: tuple[int, int], draw: Callable[[Figure], None]) -> Drawing:
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    style: Any = {**STYLE, "svg.hashsalt": name}
-    with matplotlib.rc_context(style):
-        figure = Figure(figsize=(size[0] / 72, size[1] / 72), layout="constrained")
-        draw(figure)
-        out = io.StringIO()
-        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    return Drawing(title, caption, inline(out.getvalue(), name, title, f"{caption} {words}".strip()))
 
 
 def _thinned(series: MeteredSeries) -> tuple[Floats, Floats, Floats, Floats]:
@@ -128,7 +113,7 @@ def power(report: EventReport) -> Drawing:
     weakest = report.tracking.weakest_cut
     if weakest is not None:
         told += f" The weakest minute of the hold was {percent(weakest)} below it."
-    return _drawn("power", "Power around the event", told.strip(), "", (WIDE, 330), draw)
+    return drawn("power", "Power around the event", told.strip(), "", (WIDE, 330), draw)
 
 
 def _guessed(axes: Axes, rows: Shown) -> None:
@@ -186,7 +171,7 @@ def energies(report: EventReport) -> Drawing | None:
 
     words = "; ".join(f"{name}: {'unknown' if value is None else f'{value:,.1f} kWh'}" for name, value, _, _ in bars)
     caption = "Net counts what was drawn above the baseline before and after the event against the delivery."
-    return _drawn(
+    return drawn(
         "energies", "Energy delivered, and what was left of it", caption, f"{words}.", (NARROW, 90 + 34 * len(bars)), draw
     )
 
@@ -223,4 +208,4 @@ def tiers(report: EventReport) -> Drawing | None:
 
     words = "; ".join(f"{one.tier}: {percent(one.lost_throughput)}" for one in jobs)
     caption = "Lost by the jobs of each tier while the event lasted; the mark is what the tier allows."
-    return _drawn("tiers", "What it cost the jobs", caption, f"{words}.", (NARROW, 110 + 40 * len(jobs)), draw)
+    return drawn("tiers", "What it cost the jobs", caption, f"{words}.", (NARROW, 110 + 40 * len(jobs)), draw)

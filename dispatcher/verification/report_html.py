@@ -9,7 +9,7 @@ from datetime import datetime
 from html import escape
 from zoneinfo import ZoneInfo
 
-from dispatcher.backtest.html import STYLE as PAGE_STYLE
+from dispatcher.backtest.html import document
 from dispatcher.verification import drawings
 from dispatcher.verification.drawings import Drawing
 from dispatcher.verification.event import EventReport
@@ -65,13 +65,7 @@ def page(report: EventReport) -> str:
         _anew(report),
     ]
     title = f"Event {facts.event_id} in {facts.region}: {name}"
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{PAGE_STYLE}{_STYLE}</style></head>\n<body><main>\n"
-        + "\n".join(part for part in parts if part)
-        + "\n</main></body></html>\n"
-    )
+    return document(title, parts, _STYLE)
 
 
 def _local(report: EventReport, at: datetime, form: str = "%Y-%m-%d %H:%M") -> str:

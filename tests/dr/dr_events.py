@@ -17,6 +17,8 @@ SITE_FILE: dict[str, Any] = {
 }
 SITE = site_from(SITE_FILE)
 NOW = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
+#: What an answer has, in this order.
+KEYS = ["event_id", "source", "version", "priority", "state", "segments", "signals", "reports_due", "warnings", "error"]
 
 
 def event(**changes: Any) -> dict[str, Any]:

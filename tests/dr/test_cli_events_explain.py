@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dispatcher.cli import main
-from tests.dr.dr_events import SITE_FILE, cap, event, told
+from tests.dr.dr_events import KEYS, SITE_FILE, cap, event, told
 
 NOW = ("--now", "2026-03-02T12:00:00Z")
 
@@ -33,18 +33,7 @@ def test_the_answer_as_json(files: Path) -> None:
     result = run(files, "--protocol", "openadr-3.1", "first", *NOW, "--json")
     answer = json.loads(result.stdout)
     assert (result.exit_code, answer["state"], answer["segments"][0]["limit_w"]) == (0, "scheduled", 120000.0)
-    assert list(answer) == [
-        "event_id",
-        "source",
-        "version",
-        "priority",
-        "state",
-        "segments",
-        "signals",
-        "reports_due",
-        "warnings",
-        "error",
-    ]
+    assert list(answer) == KEYS
 
 
 @pytest.mark.parametrize(
