@@ -273,8 +273,12 @@ class Solver:
                 steady += (0.2 if step > steps // 4 else 1.0) * (price - steady)
         for (price, _, _), steady in zip(kinds, means, strict=True):
             price[:] = steady
-        self._respond(self.parts, self.demand, self.prices, CAREFUL)
+        self.respond_carefully()
         return self._bound()
+
+    def respond_carefully(self) -> None:
+        """Work out what each job would pay at its best place at the prices, as tightly as can be."""
+        self._respond(self.parts, self.demand, self.prices, CAREFUL)
 
     def _used(self, price: Floats) -> Floats:
         at = {id(self.gpu): 0, id(self.lane_watt): 1, id(self.region_watt): 1, id(self.start): 2, id(self.team): 3}[id(price)]
@@ -574,7 +578,7 @@ def run(solver: Solver, effort: float = 1.0, warm: Warm | None = None) -> Answer
     seconds, so that the same problem always has the same answer."""
     jobs = solver.jobs
     if solver.is_free:
-        solver.value[:] = np.minimum(solver.demand.floor.min(axis=1, initial=np.inf), solver.work.unserved_cost)
+        solver.respond_carefully()
         solver.empty()
         solver.place(np.arange(jobs), 0.0, solver.prices)
         return solver.answer(float(solver.value.sum()), 0)

@@ -78,6 +78,7 @@ class GpuWorker:
         self._not_before = 0.0
         self._drifts: deque[float] = deque(maxlen=FIGHTS)
         self._put_right_s = float("-inf")
+        self._default_w: float | None = None  # the limit that the GPU starts with, once it was told
         self._fallback_w: float | None = None
         self._rounded_w: float | None = None  # what the driver made of the limit now wanted, where that is not the same
         self.refused: str | None = None  # why the driver will not set the limit now wanted, whatever is tried
@@ -211,10 +212,11 @@ class GpuWorker:
         if record.leases and record.saved_w is None and not record.restore_default:
             self._book.save_limit(self.uuid, limit_w)
             record = self._book.record(self.uuid)
-        default_w = self.info.default_w if self.info else None
-        if default_w is None:  # of this GPU alone: another one may hang
-            default_w = self._devices.default_w(self.uuid)
-        wanted = wanted_w(record, boot_s, default_w)
+        if self.info is not None and self.info.default_w is not None:
+            self._default_w = self.info.default_w
+        elif self._default_w is None:  # of this GPU alone: another one may hang
+            self._default_w = self._devices.default_w(self.uuid)
+        wanted = wanted_w(record, boot_s, self._default_w)
         if wanted is None:
             self._publish("failed", "what to give back is lost, and the driver tells no default limit", limit_w=limit_w)
             return LOOK_S
@@ -332,7 +334,7 @@ class GpuWorker:
         return LOOK_S
 
     def _out_of_range(self, error: OutOfRange) -> None:
-        default_w = self.info.default_w if self.info else None
+        default_w = self._default_w
         if self._goal and self._goal[0] == "restore" and default_w is not None and self._fallback_w is None:
             self._fallback_w = default_w
             self._publish("restoring", f"{error}; the default limit, {default_w:g} W, is set instead")

@@ -20,7 +20,7 @@ from .caps import Enforcer
 from .devices import DeviceError
 from .freezing import Freezer
 from .lease_terms import is_owed
-from .leases import LeaseBook, LeaseError, boot_id
+from .leases import LeaseBook, LeaseError, boot_id, gpus_in
 from .node import FolderBusy, FolderLock, OwnDevices
 from .processes import ProcessTable
 from .release import answer_requests
@@ -105,7 +105,7 @@ def _keep_limits(folder: Path, keep_s: float) -> bool:
             devices = OwnDevices()
         except DeviceError as error:
             log.warning("limits cannot be given back now: %s", error)
-            return any((folder / "leases").glob("*.json"))
+            return bool(gpus_in(folder / "leases"))
         try:
             book = LeaseBook(folder / "leases")
             enforcer = Enforcer(devices, book, meet=False)
@@ -128,7 +128,9 @@ def _keep_limits(folder: Path, keep_s: float) -> bool:
 
 
 def is_needed(book: LeaseBook) -> bool:
-    """Whether a lease has an end to come, or a limit is still to be given back."""
+    """Whether a lease has an end to come, a limit is still to be given back, or a GPU's lease could not be looked at yet."""
+    if set(book.known()) - set(book.held()):
+        return True
     records = [book.record(uuid) for uuid in book.held()]
     return any(is_owed(one) or any(lease.ends_boot_s is not None for lease in one.leases) for one in records)
 

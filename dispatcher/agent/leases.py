@@ -16,7 +16,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 from .durable import open_lock, pack, set_aside, sync_folder, unpack, write_durably
-from .epochs import Epochs
+from .epochs import FILE_NAME, Epochs
 from .lease_terms import (
     ECONOMIC_TTL_S,
     BadLease,
@@ -72,6 +72,12 @@ def _from_text(text: str, uuid: str) -> Record:
         raise ValueError(f"a field is missing: {error}") from None
 
 
+def gpus_in(folder: Path) -> list[str]:
+    """The GPUs of which a book in this folder has a file."""
+    stems = (path.stem for path in sorted(folder.glob("*.json")))
+    return [stem for stem in stems if f"{stem}.json" != FILE_NAME and _UUID.match(stem)]
+
+
 class LeaseBook:
     """The records of a node's GPUs in a folder: one file a GPU, each under a lock that one agent at a time can have.
 
@@ -119,15 +125,14 @@ class LeaseBook:
 
     def known(self) -> list[str]:
         """The GPUs that have a file here, held or not."""
-        stems = (path.stem for path in sorted(self.folder.glob("*.json")))
-        return [stem for stem in stems if stem != "epoch" and _UUID.match(stem)]
+        return gpus_in(self.folder)
 
     def load(self) -> dict[str, Record]:
-        """Holds every GPU that has a file here and that no other agent holds; gives the records that stand."""
+        """Holds every GPU that has a file here and that can be held; gives the records that stand."""
         for uuid in self.known():
             try:
                 self.hold(uuid)
-            except HeldElsewhere as error:
+            except LeaseError as error:
                 log.warning("%s", error)
         return dict(self._records)
 

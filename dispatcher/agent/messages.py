@@ -18,7 +18,7 @@ from .lease_terms import SetCap
 PROTOCOL = 1
 #: Longest frame, bytes of UTF-8; both sides refuse longer ones.
 MAX_FRAME_BYTES = 1 << 20
-#: Most energy rows in one frame; an agent sends 500.
+#: Most energy rows in one frame; an agent sends half as many at the most.
 MAX_ROWS = 2000
 #: Longest identifier or sentence that is taken.
 MAX_TEXT = 2000

@@ -165,7 +165,9 @@ class GpuMeter:
         hidden = before is not None and before.residents is not None and not before.residents and _works(before.reading)
         held = shares(look, hidden and _works(now))
         was_idle = before is not None and self._is_idle(before.reading.boot_s)
-        if before is not None:
+        if before is None:
+            self._follow_clock(now.at)
+        else:
             self._account(before, look, held, was_idle)
             if now.boot_s - before.reading.boot_s > GAP_S:
                 self._idle_since_s = None  # what it did in between is unknown
@@ -275,9 +277,13 @@ class GpuMeter:
         start = new.at - duration_s
         if abs(start - self._last_wall_s) <= CLOCK_SET_S:
             return self._last_wall_s
-        if new.at < self._closed_until - SET_BACK_MAX_S:
-            self._closed_until = 0
+        self._follow_clock(new.at)
         return start
+
+    def _follow_clock(self, at: float) -> None:
+        """Open minutes again that were closed by a clock far ahead of what it says now."""
+        if at < self._closed_until - SET_BACK_MAX_S:
+            self._closed_until = 0
 
     def _parts(self, start: float, end: float) -> list[tuple[int, float]]:
         """The minutes of [start, end) and the fraction in each, summing to 1. A closed minute takes nothing more: after the

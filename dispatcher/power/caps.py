@@ -136,6 +136,13 @@ class CapLoop:
 
     def power(self, world: World, now: datetime) -> None:
         """One round: look, decide, send what differs."""
+        try:
+            self._round(world, now)
+        except Exception:
+            self.lowest_w = {}  # what caps can do is not known then, and nobody may count on it
+            raise
+
+    def _round(self, world: World, now: datetime) -> None:
         nodes: dict[str, list[NodeLive]] = {}
         jobs = {job.id: job for job in world.jobs}
         for node in self._hub.nodes():

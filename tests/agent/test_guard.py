@@ -13,6 +13,7 @@ import pytest
 
 from dispatcher.agent import guard
 from dispatcher.agent.caps import CapOrders, Enforcer, SetCap
+from dispatcher.agent.epochs import Epochs
 from dispatcher.agent.freezing import Freezer, boottime_s
 from dispatcher.agent.leases import LeaseBook, boot_id
 from dispatcher.agent.node import FolderBusy, FolderLock, OwnDevices
@@ -110,6 +111,12 @@ def test_without_a_driver_it_goes_on_trying(gpus: SimGpus, tmp_path: Path) -> No
     leave_leases(tmp_path, SetCap("l1", "economic", gpus[0].uuid, 250.0, 30.0))
     gpus.set_driver_absent()
     assert guard.keep_leases(tmp_path, keep_s=0.1)
+
+
+def test_a_node_without_gpus_has_nothing_to_guard_once_it_has_heard_an_epoch(gpus: SimGpus, tmp_path: Path) -> None:
+    Epochs(tmp_path / "leases").see(7)
+    gpus.set_driver_absent()
+    assert not guard.keep_leases(tmp_path, keep_s=0.1)
 
 
 AGENT = """

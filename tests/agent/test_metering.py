@@ -457,6 +457,17 @@ def test_a_minute_in_which_the_machine_was_started_anew_gets_no_second_row_of_it
     assert rows[1].energy_wh * 3600 == pytest.approx(90 * 400.0) and gpu.drawn_j > began_j
 
 
+def test_a_clock_that_ran_far_ahead_before_a_reboot_holds_no_minute_back() -> None:
+    gpu = Gpu(at=T0 + 86_400.0).begin(A)
+    gpu.run(90, A)
+    meter, _ = successor(gpu, "b2")
+    gpu.at, gpu.boot_s, rows = float(T0), 5.0, []
+    for _ in range(121):
+        rows += meter.feed("GPU-1", gpu.look(A, 400.0))
+        gpu.pass_time(1.0, 400.0)
+    assert [(row.start - T0, row.seconds) for row in rows] == [(0, 60.0), (60, 60.0)]
+
+
 @pytest.mark.parametrize("state", [{}, {"boot_id": "b1", "meters": [{}]}, {"boot_id": "b1", "meters": 3}])
 def test_a_state_that_is_none_is_refused(state: dict[str, Any]) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):

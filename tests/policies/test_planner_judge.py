@@ -237,3 +237,12 @@ def test_where_power_costs_nothing_the_bound_is_nothing_too() -> None:
     answer = solve(free, work)
     assert (answer.lane >= 0).all() and answer.objective == 0.0
     assert answer.bound <= 1e-9
+
+
+def test_where_there_is_room_for_all_the_bound_counts_resumes():
+    case = make(replace(scale_shape(60), regions=2, slots=192, again_s=900.0), 0.8, tight=False, seed=1)
+    roomy = replace(case.fleet, gpus=np.full_like(case.fleet.gpus, np.inf))
+    answer = solve(roomy, case.work)
+    cheapest = solve(roomy, replace(case.work, again_s=np.zeros(len(case.work))))
+    assert cheapest.bound < answer.bound <= answer.objective
+    assert answer.gap < 0.01
