@@ -32,6 +32,9 @@ from dispatcher.cli_common import (
     show,
     show_with_alarms,
 )
+from dispatcher.cli_event_report import flexibility as events_flexibility
+from dispatcher.cli_event_report import report as events_report
+from dispatcher.cli_event_report import the_event
 from dispatcher.cli_events import explain as events_explain
 from dispatcher.cli_fleet import fleet
 from dispatcher.cli_plan import plan
@@ -333,10 +336,13 @@ def events_list(client: Client, as_json: bool) -> None:
 
 
 events.add_command(events_explain)
+events.add_command(events_report)
+events.add_command(events_flexibility)
 
 
 @events.command("create")
 @click.option("--region", required=True)
+@click.option("--branch", help="Only this branch of the region.")
 @click.option("--limit-w", required=True, type=float, help="What the region may draw, W.")
 @click.option("--start", help="ISO 8601 with offset; default: now.")
 @click.option("--end", help="ISO 8601 with offset.")
@@ -360,26 +366,13 @@ def events_create(client: Client, *, event_id: str | None, as_json: bool, **give
         click.echo(body["event_id"])
 
 
-def _the_event(client: Client, event_id: str, source: str | None) -> dict[str, Any]:
-    from dispatcher.client import GridshiftApiError
-
-    found = [e for e in client.get_json("/v1/events")["events"] if e["event_id"] == event_id and source in (None, e["source"])]
-    if not found:
-        raise GridshiftApiError(f"there is no event {event_id}" + (f" from {source}" if source else ""), 404)
-    if len(found) > 1:
-        sources = ", ".join(sorted(e["source"] for e in found))
-        raise click.UsageError(f"several sources have an event {event_id}: give --source, one of {sources}")
-    only: dict[str, Any] = found[0]
-    return only
-
-
 @events.command("cancel")
 @click.argument("event_id")
 @click.option("--source", help="Where it came from, when several sources have this id.")
 @over_http
 def events_cancel(client: Client, event_id: str, source: str | None, as_json: bool) -> None:
     """End an event."""
-    event = _the_event(client, event_id, source)
+    event = the_event(client, event_id, source)
     response = client.call("DELETE", f"/v1/events/{_quoted(event['source'])}/{_quoted(event_id)}")
     if as_json:
         print_json(response.json() if response.content else {"event_id": event_id, "state": "cancelled"})
@@ -387,20 +380,40 @@ def events_cancel(client: Client, event_id: str, source: str | None, as_json: bo
         click.echo(f"event {event_id} is cancelled")
 
 
+@events.command("opt-out")
+@click.argument("event_id")
+@click.option("--source", help="Where it came from, when several sources have this id.")
+@click.option("--reason", help="Why, as a sentence; it stays on record.")
+@click.option("--back", is_flag=True, help="Take part after all.")
+@over_http
+def events_opt_out(client: Client, event_id: str, source: str | None, reason: str | None, back: bool, as_json: bool) -> None:
+    """Stop acting on an event that somebody else asked for; what was asked for stays on record."""
+    if back == bool(reason):
+        raise click.UsageError("give --reason, or --back to take part after all")
+    event = the_event(client, event_id, source)
+    path = f"/v1/events/{_quoted(event['source'])}/{_quoted(event_id)}/opt-out"
+    response = client.call("DELETE", path) if back else client.call("POST", path, json={"reason": reason})
+    if as_json:
+        print_json(response.json())
+    else:
+        click.echo(f"event {event_id} binds again" if back else f"event {event_id} binds no more: opted out")
+
+
 @events.command("show")
 @click.argument("event_id")
 @click.option("--source", help="Where it came from, when several sources have this id.")
 @over_http
 def events_show(client: Client, event_id: str, source: str | None, as_json: bool) -> None:
-    """Show one event."""
-    event = _the_event(client, event_id, source)
+    """Show one event: its steps, and what happened to it."""
+    event = the_event(client, event_id, source)
+    answer = client.get_json(f"/v1/events/{_quoted(event['source'])}/{_quoted(event_id)}")
 
     def view() -> RenderableType:
-        from dispatcher.render import facts
+        from dispatcher.render import grid_event_view
 
-        return facts([(key, "open" if key == "end" and value is None else value) for key, value in event.items()])
+        return grid_event_view(answer)
 
-    show(event, as_json, view)
+    show({**(answer["event"] or event), "history": answer["history"]}, as_json, view)
 
 
 # --- the machine itself -------------------------------------------------------------------------------------------

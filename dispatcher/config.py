@@ -16,8 +16,10 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, Field, PrivateAttr, ValidationError
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
+from dispatcher.config_events import EventSourceConfig, event_source_problems
 from dispatcher.config_example import EXAMPLE
 from dispatcher.config_power import AgentsConfig, BranchConfig, EnergyConfig, MeterConfig, NodeConfig, power_problems
+from dispatcher.config_programme import ProgrammeConfig, programme_problems
 from dispatcher.config_sections import (
     GpuPoolConfig,
     PlanningConfig,
@@ -41,9 +43,11 @@ __all__ = [
     "BranchConfig",
     "Config",
     "EnergyConfig",
+    "EventSourceConfig",
     "MeterConfig",
     "NodeConfig",
     "PlanningConfig",
+    "ProgrammeConfig",
     "RegionConfig",
     "ReplayConfig",
     "ServerConfig",
@@ -84,6 +88,8 @@ class Config(BaseSettings):
     shifts: list[ShiftConfig] = Field([], alias="shift")
     teams: list[TeamConfig] = Field([], alias="team")
     webhooks: list[WebhookConfig] = Field([], alias="webhook")
+    event_sources: list[EventSourceConfig] = Field([], alias="event_source")
+    programmes: list[ProgrammeConfig] = Field([], alias="programme")
     agents: AgentsConfig = AgentsConfig()
     energy: EnergyConfig = EnergyConfig()
     replay: ReplayConfig | None = None
@@ -313,6 +319,8 @@ def _make_paths_absolute(raw: dict[str, Any], base: Path) -> None:
             fix(meter, "path", "token_file")
     for _, webhook in _tables(raw, "webhook"):
         fix(webhook, "secret_file", "secret_files")
+    for _, source in _tables(raw, "event_source"):
+        fix(source, *(key for key in source if isinstance(key, str) and key.endswith(("_file", "_files"))))
     for _, feed in _feeds(raw):
         fix(feed, *_FILE_OPTIONS, *(key for key in feed if isinstance(key, str) and key.endswith("_file")))
 
@@ -414,6 +422,8 @@ def _cross_checks(raw: Mapping[str, Any]) -> list[Problem]:
         problems.append((("planning", "carbon_price_per_tonne"), remedy))
     for i, region in _tables(raw, "region"):
         problems += power_problems(region, i)
+    problems += event_source_problems(raw)
+    problems += programme_problems(raw)
     for location, feed in _feeds(raw):
         name, region = feed.get("feed"), raw["region"][location[1]]
         if not isinstance(name, str):
@@ -461,6 +471,8 @@ def _known_keys(location: Location) -> list[str]:
         "shift": ShiftConfig,
         "team": TeamConfig,
         "webhook": WebhookConfig,
+        "event_source": EventSourceConfig,
+        "programme": ProgrammeConfig,
         "agents": AgentsConfig,
         "energy": EnergyConfig,
         "replay": ReplayConfig,

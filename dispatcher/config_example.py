@@ -250,6 +250,121 @@ EXAMPLE = """\
 #source = "utility"
 #secret_env = "UTILITY_WEBHOOK_SECRET"
 
+# Utilities and aggregators whose demand response events limit a site ('gridshift events explain' says how a message is read).
+# protocol is "openadr-3.1", "openadr-3.0", "openadr-2.0b" (asked at url), "webhook" (signed, to POST /v1/webhooks/<name>) or
+# "pointer" (unsigned hints to the same path; what they point to is fetched from url/<id> with the client secret as key).
+#[[event_source]]
+#name = "grid"
+#protocol = "openadr-3.1"
+#region = "eu-west"
+# Only this branch of the region; left out: the whole site.
+#branch = "rack-1"
+# What was agreed; what is not is left out, and nothing that needs it is made up. The load that shares and reductions count from
+# (W at the meter; left out: the load when an event is first heard of), what serving needs, what levels mean, which way relative
+# dispatches go, what times without offset and powers without unit mean.
+#site = "hall-a"
+#reference_w = 2000000.0
+#serving_floor_w = 300000.0
+#simple_levels = { 1 = "-10% of baseline", 2 = "-25% of baseline", 3 = "cap = serving_floor_w" }
+#relative_sign = "positive value = reduce by"
+#timezone = "Europe/Berlin"
+#power_unit = "kW"
+# Where its events overlap, "strictest" wins, or "priority". Limits of several sources: always the strictest.
+#overlap = "strictest"
+# Events that are marked as tests: "log" records them, "act" acts on them.
+#test_events = "log"
+# How soon a limit must hold: "10s", "30s", "10min", "30min", "2h" or "day-ahead"; and how long the way down and the way back
+# may take where a message does not say.
+#response = "10min"
+#ramp_s = 0.0
+#recovery_s = 900.0
+# An event without end that has lasted so long is an alarm; it is never released by that.
+#watchdog = "4h"
+# Beyond this between its clock and ours seconds cannot be promised.
+#max_skew_s = 5.0
+#url = "https://vtn.example/openadr3/3.1.0"
+#client_id = "gridshift"
+#client_secret_env = "GRID_CLIENT_SECRET"
+#client_secret_file = ""
+# Left out: asked of the sender.
+#token_url = ""
+#scope = ""
+# A certificate of ours (2.0b wants one), and the authorities that sign theirs; empty: those of the system.
+#client_cert_file = ""
+#client_key_file = ""
+#ca_file = ""
+#verify_tls = true
+# Programs by name or id; empty: all.
+#programs = ["curtailment"]
+#ven_name = "gridshift"
+# Ours as the sender knows us, in 2.0b; empty: it gives one.
+#ven_id = ""
+#targets = []
+#poll_every = "30s"
+# Where its notifications reach us, https: .../v1/openadr3/callback. Empty: only polled.
+#callback_url = ""
+#[[event_source]]
+#name = "aggregator"
+#protocol = "pointer"
+#region = "eu-west"
+#url = "https://api.aggregator.example/dispatches"
+#api_key_header = "X-API-Key"
+#client_secret_env = "AGGREGATOR_KEY"
+# Other hosts that may be fetched from; a name that leads to a private address has to stand here.
+#allow_hosts = []
+#[[event_source]]
+#name = "signed"
+#protocol = "webhook"
+#region = "eu-west"
+#secret_env = "SIGNED_WEBHOOK_SECRET"
+#secret_envs = []
+#secret_file = ""
+#secret_files = []
+
+# What demand response pays and costs, and how it is measured; for the events of the sources named ([[event_source]],
+# [[webhook]], or "api" for 'gridshift events create'). What the contract does not say is left out. Reports ('gridshift events
+# report') and what an event is worth, told before it begins, go by it.
+#[[programme]]
+#name = "interruptible"
+#event_source = ["grid"]
+#currency = "EUR"
+# Paid for each kWh delivered (up to so many times what was committed), and once an event for each kW by performance; told, and
+# not counted: for each kW of the season. The penalty is for each kWh of "shortfall" or, with a firm service level, "excess".
+#per_kwh = 0.5
+#paid_up_to = 1.0
+#per_kw = 0.0
+#per_kw_season = 0.0
+#penalty_per_kwh = 0.0
+#penalty_on = "shortfall"
+# Below this performance nothing is paid.
+#minimum_performance = 0.0
+#opt_out_cost = 0.0
+# The reduction promised, W; left out: the baseline less an event's limit.
+#commitment_w = 500000.0
+# When the programme may call; an event outside is told to be so.
+#notice = "30m"
+#months = "may-oct"
+#hours = [16, 21]
+#max_event_hours = 4.0
+#max_events = 10
+#max_hours = 60.0
+# "10-in-10", "5-in-10", "4-in-5", "15-in-20" (past days), "meter-before" (events of up to 30 min) or "firm-service-level" (with
+# firm_service_level_w). Where the meter's history does not carry it, the next best is taken, and the report says so.
+#baseline = "10-in-10"
+# "multiplicative", "additive" or "none": by what the load was before the notice; the window ends so long before it.
+#adjustment = "multiplicative"
+#adjustment_cap = 0.2
+#adjustment_window = "3h"
+#adjustment_gap = "1h"
+#meter_before = "10m"
+#timezone = "Europe/Berlin"
+#holidays = [2026-12-25]
+#outage_days = []
+# What is settled by; which share of intervals must be within the limit; what above it still counts as within.
+#measurement_interval = "1m"
+#required_share = 1.0
+#tolerance_w = 0.0
+
 # Power agents measure and cap GPUs, one on each node. "auto": submitted as a Ray job to each region with GPUs; "off": none, or
 # run as a service ('gridshift agent').
 #[agents]

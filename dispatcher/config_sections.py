@@ -321,28 +321,41 @@ class ShiftConfig(Section):
         return parse_duration(self.duration)
 
 
-class WebhookConfig(Section):
-    """``[[webhook]]``: one sender of signed events. Several secrets are all accepted, so that they can be rotated."""
+class SecretsSection(Section):
+    """A section with secrets that messages are signed with. Several are all accepted, so that they can be rotated."""
 
-    source: Name
     secret_env: str = ""
     secret_file: str = ""
     secret_envs: list[str] = []
     secret_files: list[str] = []
 
+    @property
+    def has_secret(self) -> bool:
+        """Whether any is configured."""
+        return bool(self.secret_env or self.secret_file or self.secret_envs or self.secret_files)
+
+    def read_secrets(self, what: str, environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+        """The secrets in force. Raises ConfigError for one that is configured but not there."""
+        environ = os.environ if environ is None else environ
+        found = [read_secret(f"{what}: secret", env, "", environ) for env in (self.secret_env, *self.secret_envs) if env]
+        found += [read_secret(f"{what}: secret", "", file, environ) for file in (self.secret_file, *self.secret_files) if file]
+        return tuple(secret for secret in found if secret)
+
+
+class WebhookConfig(SecretsSection):
+    """``[[webhook]]``: one sender of signed events in our own shape."""
+
+    source: Name
+
     @model_validator(mode="after")
     def _some_secret(self) -> "WebhookConfig":
-        if not (self.secret_env or self.secret_file or self.secret_envs or self.secret_files):
+        if not self.has_secret:
             raise ValueError("give secret_env or secret_file (or secret_envs / secret_files for rotation)")
         return self
 
     def secrets(self, environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
         """The secrets in force. Raises ConfigError for one that is configured but not there."""
-        environ = os.environ if environ is None else environ
-        what = f"webhook {self.source}: secret"
-        found = [read_secret(what, env, "", environ) for env in (self.secret_env, *self.secret_envs) if env]
-        found += [read_secret(what, "", file, environ) for file in (self.secret_file, *self.secret_files) if file]
-        return tuple(secret for secret in found if secret)
+        return self.read_secrets(f"webhook {self.source}", environ)
 
 
 class ReplayConfig(Section):

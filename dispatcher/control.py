@@ -342,7 +342,8 @@ class Control:
                 continue
             if made is not None:
                 changes.append(made)
-                if made.attempt_fields.get("outcome") == "lost":
+                never_taken = attempt.accepted_at is None and made.attempt_fields.get("outcome") == "refused"
+                if made.attempt_fields.get("outcome") == "lost" or never_taken:
                     self._launching.owes_a_stop(attempt)
         return changes
 
@@ -593,7 +594,7 @@ class Control:
             or view.power_limit_w is not None
         ):
             return None
-        if any(budget.region == view.name for budget in world.budgets):
+        if any(budget.region == view.name and not budget.is_over(world.now) for budget in world.budgets):
             return None
         return None if self._launching.is_crowded else view.name
 
@@ -766,4 +767,4 @@ def _ran(status: AttemptStatus | None) -> bool:
 
 def _surroundings(world: World) -> object:
     """What a plan depends on besides jobs: limits, and which regions answer with how many GPUs."""
-    return world.budgets, [(view.name, view.reachable, view.gpus) for view in world.regions]
+    return world.budgets, world.branch_budgets, [(view.name, view.reachable, view.gpus) for view in world.regions]

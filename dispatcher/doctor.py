@@ -23,7 +23,7 @@ from typing import Literal
 import requests
 
 from dispatcher.clock import SystemClock
-from dispatcher.config import Config, RegionConfig, load
+from dispatcher.config import Config, EventSourceConfig, RegionConfig, load
 from dispatcher.errors import ConfigError, GridshiftError
 from signals.manners import Manners
 
@@ -33,6 +33,8 @@ Level = Literal["ok", "warn", "fail"]
 LOW_SPACE, SOME_SPACE = 200 * 10**6, 2 * 10**9
 #: Seconds that a cluster's clock may be off; the Date header has whole seconds.
 SKEW_WARN_S, SKEW_FAIL_S = 5.0, 60.0
+#: The same for who sends events: seconds count there.
+SOURCE_SKEW_S = 2.0
 _HTTP_S = (2.0, 4.0)
 
 
@@ -55,6 +57,9 @@ def check_config(config: Config) -> Iterator[Finding]:
         (f"region {region.name}: token", region.token, [region.token_file]) for region in config.regions
     ]
     readers += [(f"webhook {w.source}: secret", w.secrets, [w.secret_file, *w.secret_files]) for w in config.webhooks]
+    for source in config.event_sources:
+        what, files = f"event_source {source.name}", [source.client_secret_file, source.secret_file, *source.secret_files]
+        readers += [(f"{what}: client_secret", source.client_secret, files), (f"{what}: secret", source.secrets, [])]
     readers.append(("server.database_url", config.database_url, [config.server.database_url_file]))
     for what, read, files in readers:
         try:
@@ -331,6 +336,39 @@ def _feed_remedy(kind: str) -> str:
     }.get(kind, "check its options; the source may have changed its format")
 
 
+def check_event_source(source: EventSourceConfig, now: Callable[[], datetime]) -> Iterator[Finding]:
+    """Whether an OpenADR 3 sender takes our credentials, has our programs and keeps time."""
+    from dispatcher.dr.vtn_client import Limits, VtnClient, VtnError
+
+    what = f"event source {source.name}"
+    if not source.verify_tls:
+        yield Finding("warn", what, "whoever answers at its url is believed (verify_tls = false)", "set ca_file instead")
+    try:
+        client = VtnClient(source, now=now, limits=Limits(connect_s=2.0, read_s=4.0, total_s=8.0))
+    except ConfigError as error:
+        if "client_secret" not in str(error):  # said under "config"
+            yield Finding("fail", what, str(error))
+        return
+    try:
+        programs = client.all("/programs").items
+    except VtnError as error:
+        yield Finding("fail", what, f"{source.url}: {error}", "correct its url and credentials, or ask whoever runs it")
+        return
+    finally:
+        client.close()
+    names = {text for program in programs for text in (program.get("id"), program.get("programName"))}
+    missing = [name for name in source.programs if name not in names]
+    if missing:
+        yield Finding("fail", what, f"it has no program {', '.join(missing)} for us", "correct programs, or ask for access")
+    else:
+        yield Finding("ok", what, f"{source.url} answers: {len(programs)} program{'s' if len(programs) != 1 else ''}")
+    offset = client.offset_s
+    if offset is not None and abs(offset) > SOURCE_SKEW_S:
+        says = f"its clock is {abs(offset):.0f} s {'ahead of' if offset > 0 else 'behind'} ours"
+        level: Level = "fail" if abs(offset) > source.max_skew_s else "warn"
+        yield Finding(level, what, says, "let both machines take their time from NTP")
+
+
 def check_gpus() -> Iterator[Finding]:
     """The GPUs of this machine, for information: jobs run where the clusters are."""
     if importlib.util.find_spec("pynvml") is None:
@@ -378,6 +416,9 @@ def examine(config: Config) -> list[Finding]:
     for region in config.regions:
         checks.append(lambda region=region: check_region(config, region, clock.now))  # type: ignore[misc]
         checks.append(lambda region=region: check_feeds(config, region, now, manners))  # type: ignore[misc]
+    for source in config.event_sources:
+        if source.protocol in ("openadr-3.1", "openadr-3.0"):
+            checks.append(lambda source=source: check_event_source(source, clock.now))  # type: ignore[misc]
     checks.append(check_gpus)
     with ThreadPoolExecutor(max_workers=16) as pool:
         return [finding for findings in pool.map(lambda check: list(check()), checks) for finding in findings]

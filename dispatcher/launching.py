@@ -29,8 +29,9 @@ MAX_LAUNCHING = 32
 STOP_AGAIN_S = 5.0
 #: Wall seconds before a launch that got no answer is tried again.
 LAUNCH_AGAIN_S = 3.0
-#: Wall seconds for which an attempt that was lost is asked to stop until its cluster answers.
-OWED_S = 900.0
+#: Wall seconds for which an attempt that was lost is asked to stop until its cluster answers, and between such requests where
+#: an answer proves nothing: a launch that got none may be taken up by a slow head long after.
+OWED_S, OWED_AGAIN_S = 900.0, 20.0
 
 
 def too_large(job: Job, region: Region) -> str:
@@ -141,7 +142,7 @@ class Launching:
             self._fresh.add(sid)
 
     def owes_a_stop(self, attempt: Attempt) -> None:
-        """It counts as lost and may live after all: it is stopped when its cluster answers."""
+        """It counts as lost and may live after all, or begin yet: it is stopped when its cluster answers."""
         self._owed[attempt.submission_id] = (attempt, self._wall())
 
     def forget(self, sid: str) -> None:
@@ -286,15 +287,18 @@ class Launching:
 
     def _stopper(self, attempt: Attempt, *, owed: bool = False) -> Callable[[], None]:
         def stop() -> None:
+            again_s = STOP_AGAIN_S
             try:
                 self._regions[attempt.region].cluster.stop(attempt.submission_id)
-                if owed:
+                if not owed:
+                    self._stopped_at.setdefault(attempt.submission_id, self._wall())
+                elif attempt.accepted_at is not None:
                     self._owed.pop(attempt.submission_id, None)
                 else:
-                    self._stopped_at.setdefault(attempt.submission_id, self._wall())
+                    again_s = OWED_AGAIN_S
             except ClusterUnreachable as error:
                 log.warning("stop of %s in %s got no answer: %s", attempt.submission_id, attempt.region, error)
             finally:
-                self._end_effect(attempt.submission_id, STOP_AGAIN_S)
+                self._end_effect(attempt.submission_id, again_s)
 
         return stop

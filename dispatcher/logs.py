@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from websockets.asyncio.client import connect
@@ -76,12 +77,29 @@ class LogStore:
             with path.open("ab") as file:
                 file.write(self._cut(data, room))
 
-    def replace(self, job_id: str, attempt: int, data: bytes) -> None:
-        """Make ``data`` the whole log of an attempt, at once or not at all."""
+    def replace(self, job_id: str, attempt: int, copy: Callable[[Callable[[str], bool]], object]) -> None:
+        """Make what ``copy`` hands on in pieces the whole log of an attempt, at once or not at all, unless more is held.
+        What ``copy`` raises is raised, and nothing has changed then."""
         path = self._path(job_id, attempt)
-        with self._lock:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._write(path, self._cut(data, self._max_bytes))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f"{path.name}.new")
+        size = 0
+        try:
+            with temporary.open("wb") as file:
+
+                def take(piece: str) -> bool:
+                    nonlocal size
+                    data, room = piece.encode("utf-8", "replace"), self._max_bytes - size
+                    size += len(data)
+                    file.write(self._cut(data, room))
+                    return size <= self._max_bytes
+
+                copy(take)
+            with self._lock:
+                if temporary.stat().st_size > self._size(path):
+                    temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
     def size(self, job_id: str, attempt: int) -> int:
         """Bytes held of an attempt's log."""
@@ -250,19 +268,17 @@ class LogFollower:
     async def finalize(self, attempt: Attempt) -> None:
         """Fetch the whole log over HTTP and put it in the place of what we hold, unless the cluster is gone or knows less."""
         job_id, number = attempt.job_id, attempt.attempt
+        copy = partial(self._http(attempt.region).copy_logs, attempt.submission_id)
         try:
             for again in range(FETCH_TRIES):
                 try:
-                    text = await asyncio.to_thread(self._http(attempt.region).logs, attempt.submission_id)
+                    await asyncio.to_thread(self._store.replace, job_id, number, copy)
                 except ClusterUnreachable as error:
                     if again + 1 == FETCH_TRIES or not error.maybe_sent:
                         log.warning("the last lines of %s could not be fetched: %s", attempt.submission_id, error)
                         return
                     await asyncio.sleep(2.0**again)
                     continue
-                data = (text or "").encode("utf-8", "replace")
-                if len(data) > self._store.size(job_id, number):
-                    await asyncio.to_thread(self._store.replace, job_id, number, data)
                 return
         finally:
             self._store.settle(job_id, number)

@@ -3,7 +3,9 @@
 A loop is a name, a period and a function of ``now``. This module knows nothing of what the functions do.
 """
 
+import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from apscheduler.executors.pool import ThreadPoolExecutor
+from apscheduler.jobstores.base import JobLookupError
 from apscheduler.schedulers.background import BackgroundScheduler
 
 from dispatcher.clock import Clock, SystemClock, VirtualClock
@@ -19,6 +22,10 @@ log = logging.getLogger(__name__)
 
 #: A nudged loop rests this many times as long as its last run took.
 REST = 4.0
+#: The wall clock is set, and does not only drift, where it moves by more than this against the monotonic one between two looks.
+CLOCK_SET_S = 1.0
+#: Seconds between two looks at the clocks, and for which a clock that was set is told of.
+LOOK_S, TELL_S = 1.0, 600.0
 
 
 @dataclass
@@ -30,6 +37,7 @@ class Loop:
     run: Callable[[datetime], None]
     runs: int = 0
     last_run_at: datetime | None = None
+    last_run_mono: float | None = None
     last_s: float = 0.0
     last_error: str | None = None
     _again: threading.Event = field(default_factory=threading.Event, repr=False)
@@ -47,6 +55,7 @@ class Loop:
 
     def _run(self, clock: Clock) -> None:
         started = time.perf_counter()
+        self.last_run_mono = time.monotonic()
         now = clock.now()
         try:
             self.run(now)
@@ -71,6 +80,8 @@ class LiveLoops:
         self._scheduler = BackgroundScheduler(executors={"default": pool}, timezone="UTC", daemon=True)
         logging.getLogger("apscheduler").setLevel(logging.ERROR)
         self._stopping = threading.Event()
+        self._clock_was_set: tuple[float, float] | None = None
+        self._watch = threading.Thread(target=self._watch_clock, name="clock-watch", daemon=True)
         self._gaps = dict(nudged or {})
         self._wake = {name: threading.Event() for name in self._gaps}
         self._nudgers = [
@@ -94,12 +105,33 @@ class LiveLoops:
                 next_run_time=SystemClock().now(),
             )
         self._scheduler.start()
-        for thread in self._nudgers:
+        for thread in [*self._nudgers, self._watch]:
             thread.start()
 
     def nudge(self, name: str) -> None:
         """Run a loop as soon as it can; cheap, from any thread."""
         self._wake[name].set()
+
+    def alarms(self, _: datetime) -> list[tuple[str, str | None, str]]:
+        """(key, region, sentence) of a wall clock that was set a short while ago."""
+        by_s, mono = self._clock_was_set or (0.0, -math.inf)
+        if time.monotonic() - mono > TELL_S:
+            return []
+        how = f"{'ahead' if by_s > 0 else 'back'} by {abs(by_s):.0f} s"
+        return [("clock", None, f"this machine's clock was set {how}: times noted around then are off by as much")]
+
+    def _watch_clock(self) -> None:
+        """APScheduler sleeps until times of the wall clock: where that is set back, loops would stand still for as long."""
+        offset_s = time.time() - time.monotonic()
+        while not self._stopping.wait(LOOK_S):
+            before_s, offset_s = offset_s, time.time() - time.monotonic()
+            if abs(offset_s - before_s) <= CLOCK_SET_S:
+                continue
+            log.error("the clock of this machine was set by %+.1f s", offset_s - before_s)
+            self._clock_was_set = (offset_s - before_s, time.monotonic())
+            for loop in self.loops:
+                with contextlib.suppress(JobLookupError):  # it is being shut down
+                    self._scheduler.modify_job(loop.name, next_run_time=SystemClock().now())
 
     def _serve_nudges(self, loop: Loop) -> None:
         wake = self._wake[loop.name]

@@ -19,8 +19,9 @@ from typing import IO, Any
 from dispatcher.errors import PackageRejected
 
 #: Size of a zip's central directory; Python's reader takes several times as much memory for it.
-MAX_DIRECTORY_BYTES = 32 << 20
-MAX_MEMBERS = 500_000
+MAX_DIRECTORY_BYTES = 8 << 20
+#: Each costs time here, twice as much where it must be found out how Ray named the folder.
+MAX_MEMBERS = 50_000
 _BLOCK = 1 << 20
 #: Longest piece that a tar's own headers may make its reader take at once.
 _MAX_READ = 16 << 20
@@ -52,8 +53,10 @@ def _check_member(name: str, member: str) -> None:
 
 def _check_zip(name: str, path: Path, max_unpacked: int) -> None:
     if _directory_bytes(path) > MAX_DIRECTORY_BYTES:
-        raise PackageRejected(f"{name} has too many members")
+        raise PackageRejected(f"{name} has too many members; {MAX_MEMBERS} are allowed")
     with zipfile.ZipFile(path) as archive:
+        if len(archive.infolist()) > MAX_MEMBERS:
+            raise PackageRejected(f"{name} has {len(archive.infolist())} members; {MAX_MEMBERS} are allowed")
         total = 0
         for info in archive.infolist():
             # What is stored, not what Python makes of it: others may stop at other characters.
@@ -122,7 +125,8 @@ def _check_tar(name: str, path: Path, max_unpacked: int) -> None:
         for count, info in enumerate(archive, 1):
             total += info.size
             if count > MAX_MEMBERS or total > max_unpacked:
-                raise PackageRejected(f"{name} unpacks to too many or too large files")
+                what = f"{MAX_MEMBERS} members and {max_unpacked / 1e6:.0f} MB unpacked are allowed"
+                raise PackageRejected(f"{name} unpacks to too many or too large files: {what}")
             _check_member(name, info.name)
             folders.update(str(folder) for folder in PurePosixPath(info.name).parents)
             if info.issym() or info.islnk():

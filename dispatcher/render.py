@@ -257,12 +257,14 @@ def grid_events_table(events: Sequence[Json]) -> RenderableType:
         return Text("no events")
     made = table("source", "id", "version", "region", "state", "start", "end", "limit", "reason", right=["version", "limit"])
     for event in events:
-        note = " (test)" if event.get("test") else ""
+        notes = [note for note, so in (("test", event.get("test")), ("opted out", event.get("opted_out"))) if so]
+        note = f" ({', '.join(notes)})" if notes else ""
+        branch = f"/{event['branch']}" if event.get("branch") else ""
         made.add_row(
             cell(event["source"]),
             cell(event["event_id"]),
             cell(event["version"]),
-            cell(event["region"]),
+            cell(f"{event['region']}{branch}"),
             cell(f"{event['state']}{note}"),
             cell(when(event["start"], seconds=True)),
             cell(when(event["end"], seconds=True) or "open"),
@@ -270,6 +272,31 @@ def grid_events_table(events: Sequence[Json]) -> RenderableType:
             cell(event.get("reason")),
         )
     return made
+
+
+def grid_event_view(answer: Json) -> RenderableType:
+    """One event, its steps and what happened to it."""
+    parts: list[RenderableType] = []
+    if (event := answer.get("event")) is not None:
+        times, parted = ("start", "end", "received_at"), ("steps", "programme")
+        pairs = [(k, when(v, seconds=True) if k in times else v) for k, v in event.items() if k not in parted]
+        if (worth := event.get("programme")) is not None:
+            pairs += [("worth", worth["sentence"]), *(("outside the terms", told) for told in worth["breaches"])]
+        parts.append(facts([(key, "open" if key == "end" and value is None else value) for key, value in pairs]))
+        steps = table("start", "end", "limit", "interval", "ramp", "reason", right=["limit", "ramp"])
+        for step in event["steps"]:
+            steps.add_row(
+                cell(when(step["start"], seconds=True)),
+                cell(when(step["end"], seconds=True) or "open"),
+                cell(number(step["limit_w"], 0, "W")),
+                cell(step.get("interval_id")),
+                cell(number(step.get("ramp_s"), 0, "s")),
+                cell(step.get("reason")),
+            )
+        parts.append(steps)
+    for line in answer["history"]:
+        parts.append(Text(f"{when(line['at'], seconds=True)}  {clean(line['what'])}: {clean(line['sentence'])}"))
+    return Group(*parts)
 
 
 def savings_view(savings: Json) -> RenderableType:

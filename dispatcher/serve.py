@@ -35,6 +35,10 @@ from dispatcher.clock import Clock, ReplayClock, SystemClock
 from dispatcher.clusters.ray_http import RayCluster
 from dispatcher.config import Config, RegionConfig
 from dispatcher.control import Control
+from dispatcher.dr.hints import Hints
+from dispatcher.dr.intake import EventIntake
+from dispatcher.dr.site_readings import SiteReadings
+from dispatcher.dr.vens import Vens, make_vens
 from dispatcher.errors import ConfigError, GridshiftError, PackageRejected
 from dispatcher.forecasts import Forecasts
 from dispatcher.freezing import Freezes
@@ -137,12 +141,16 @@ class ControlPlane:
         energy: EnergyBook,
         fleet: FleetNow,
         agent_token: Callable[[str], str],
+        event_intake: EventIntake,
+        hints: Mapping[str, Hints],
+        vens: Vens,
     ) -> None:
         self._control = control
         self.config, self.clock, self.store = control.config, control.clock, control.store
         self.packages, self.logs, self.signals, self.data_dir = packages, logs, signals, data_dir
         self.hub, self.meters, self.agent_token = hub, meters, agent_token
         self.energy, self._fleet = energy, fleet
+        self.event_intake, self.hints, self.vens = event_intake, hints, vens
 
     def admit(self, job: Job) -> "Future[Job]":
         """Store a job durably and let it be started."""
@@ -264,6 +272,21 @@ def make_meters(config: Config, store: SqlStore, hub: Hub, control: Control) -> 
     )
     control.alarm_sources.append(meters.alarms)
     return meters
+
+
+def make_event_intake(config: Config, store: Store, control: Control, meters: SiteMeters) -> EventIntake:
+    """Where events from outside are taken in, beside the load that is measured when they come."""
+
+    def load(region: str, branch: str | None) -> float | None:
+        if config.replay is not None:
+            return None  # what is measured is of another time
+        now = SystemClock().now()
+        power = meters.site_power(region, now) if branch is None else meters.branch_power(region, branch, now)
+        return None if power.quality == "modelled" else power.value_w
+
+    intake = EventIntake(config, store, control.clock, load=load, nudge=lambda: control.nudge())
+    control.alarm_sources.append(intake.alarms)
+    return intake
 
 
 def agent_tokens(secret: bytes) -> Callable[[str], str]:
@@ -408,6 +431,24 @@ def run(config: Config, *, on_ready: Callable[[], None] = lambda: None) -> int:
         meters = make_meters(config, store, hub, control)
         stack.callback(meters.close)
         control.loops.append(Loop("meters", max(1.0, meters.period_s / clock.speed), meters.read_meters))
+        event_intake = make_event_intake(config, store, control, meters)
+        hints = {s.name: Hints(s, event_intake, store, clock) for s in config.event_sources if s.protocol == "pointer"}
+        for one in hints.values():
+            control.alarm_sources.append(one.alarms)
+            stack.callback(one.close)
+            one.start()
+        vens = make_vens(
+            # In a replay events are of another time than the present.
+            config.event_sources if config.replay is None else (),
+            event_intake,
+            store,
+            clock,
+            callback_token=lambda name: hmac.new(secret, f"openadr3 callback {name}".encode(), hashlib.sha256).hexdigest(),
+            readings=SiteReadings(config, MeterStore(store.engine), energy, store),
+        )
+        control.alarm_sources.append(vens.alarms)
+        stack.callback(vens.stop)
+        vens.start()
         roots = {Path(checkpoint_dirs(config)(region.name, "")) for region in config.regions}
         control.loops.append(Loop("checkpoints", CHECKPOINTS_S, lambda _: log_tidied(tidy(sorted(roots), store.job))))
         control.loops.append(Loop("leader", 5.0, _leadership_check(leadership)))
@@ -420,6 +461,7 @@ def run(config: Config, *, on_ready: Callable[[], None] = lambda: None) -> int:
         book.arrived = control.nudge_ingest
         control.start()
         worker.start()
+        control.alarm_sources.append(live.alarms)
         live.start()
         stack.callback(live.stop)
         stack.callback(worker.close)  # before the loops: one of them may be waiting for a plan, or for a forecast
@@ -435,6 +477,9 @@ def run(config: Config, *, on_ready: Callable[[], None] = lambda: None) -> int:
             energy=energy,
             fleet=fleet,
             agent_token=agent_token,
+            event_intake=event_intake,
+            hints=hints,
+            vens=vens,
         )
         # What lives as long as the process need not be looked at again and again; the rest is looked at less often than by
         # default, since each look walks through every job in memory.

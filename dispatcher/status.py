@@ -1,6 +1,7 @@
 """What an operator sees of the control plane: alarms, and each region as it was last observed. Pure, but for asking regions for
-their last pictures."""
+their last pictures and loops how long ago they ran."""
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -95,7 +96,7 @@ def region_status(region: Region, world: World) -> RegionStatus:
     picture, error, _ = region.picture()
     placed = [view for view in world.jobs if view.state in PLACED and view.region == region.name]
     begun = [view for view in placed if view.state is not JobState.LAUNCHING]
-    limits = [b.limit_w for b in world.budgets if b.region == region.name and b.start <= world.now]
+    limits = [b.limit_w for b in world.budgets if b.region == region.name and b.start <= world.now and not b.is_over(world.now)]
     return RegionStatus(
         name=region.name,
         address=region.config.address,
@@ -113,4 +114,5 @@ def region_status(region: Region, world: World) -> RegionStatus:
 
 def loop_status(loop: Loop) -> LoopStatus:
     """How a loop does."""
-    return LoopStatus(loop.name, loop.period_s, loop.last_run_at, loop.last_s, loop.runs, loop.last_error)
+    silent_s = None if loop.last_run_mono is None else time.monotonic() - loop.last_run_mono
+    return LoopStatus(loop.name, loop.period_s, loop.last_run_at, loop.last_s, loop.runs, loop.last_error, silent_s)

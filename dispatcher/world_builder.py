@@ -9,13 +9,18 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from dispatcher.config import Config, shift_windows
+from dispatcher.config_events import MAX_RECOVERY_S
+from dispatcher.dr.budgets import budgets_of
 from dispatcher.peaks import Peaks
 from dispatcher.regions import Region
 from dispatcher.signal_book import SignalBook
-from dispatcher.store import OWN_SOURCE, Attempt, Job, Store
+from dispatcher.store import Attempt, Job, Store
 from policies.freezing import idle_w
 from policies.registry import quota
-from policies.world import PLACED, Budget, CapPoint, DemandCharge, JobView, Plan, RegionView, Settings, World
+from policies.world import PLACED, CapPoint, DemandCharge, JobView, Plan, RegionView, Settings, World
+
+#: Events that ended so long ago may still have load come back from them.
+MOST_BACK = timedelta(seconds=MAX_RECOVERY_S)
 
 
 class WorldBuilder:
@@ -38,21 +43,24 @@ class WorldBuilder:
         self._peaks = Peaks(tariffs, timedelta(seconds=settings.horizon_s))
         self._demand: dict[str, tuple[DemandCharge, ...]] = {}
         self._quota = quota(settings.policy)
+        self._sources = {source.name: source for source in config.event_sources}
         self._shifts_until: datetime | None = None
         self._shifts: tuple[Any, ...] = ()
 
     def build(self, now: datetime, jobs: Sequence[JobView], plan: Plan | None) -> World:
         """The world at ``now``."""
         regions = self.region_views()
+        budgets = budgets_of(self._store.grid_events(ended_after=now - MOST_BACK), self._sources, now)
         return World(
             now=now,
             jobs=tuple(jobs),
             regions=regions,
-            budgets=self._budgets(now),
+            budgets=tuple(budget for budget in budgets if budget.branch is None),
             shifts=self._shift_windows(now),
             settings=self._settings,
             plan=plan,
             gates=self._gates(regions, now),
+            branch_budgets=tuple(budget for budget in budgets if budget.branch is not None),
         )
 
     def region_views(self) -> tuple[RegionView, ...]:
@@ -102,21 +110,6 @@ class WorldBuilder:
             return {}
         gates = {view.name: self._quota.gate(view, now) for view in regions}
         return {name: gate for name, gate in gates.items() if gate is not None}
-
-    def _budgets(self, now: datetime) -> tuple[Budget, ...]:
-        return tuple(
-            Budget(
-                e.region,
-                e.start,
-                e.end,
-                e.limit_w,
-                e.event_id,
-                e.reason or f"event {e.event_id} from {e.source}",
-                "" if e.source == OWN_SOURCE else e.source,
-            )
-            for e in self._store.grid_events(ended_after=now)
-            if not e.test
-        )
 
     def _shift_windows(self, now: datetime) -> tuple[Any, ...]:
         """Occurrences of the shift rules up to the horizon, made anew each hour of clock time."""

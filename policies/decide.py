@@ -152,6 +152,8 @@ def _may_thaw(job: JobView, room: Room, frozen: Sequence[JobView], world: World)
     limits = [budget.limit_w for budget in room.coming if (budget.start - world.now).total_seconds() <= NOT_WORTH_WAKING_S]
     if room.limit_w is not None:
         limits.append(room.limit_w)
+    if room.back_w is not None and room.draw_w + _returns_w(room, job) > room.back_w + SLACK:
+        return False
     return all(draw_w <= limit_w - room.kept_w + SLACK for limit_w in limits)
 
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from policies.freezing import frozen_w
 from policies.sentences import hhmm, kw
-from policies.world import PLACED, Budget, Flexibility, JobView, RegionView, World
+from policies.world import PLACED, Budget, Flexibility, JobState, JobView, RegionView, World
 
 #: Sums of floats are compared with this slack, in GPUs or W.
 SLACK = 1e-6
@@ -23,7 +23,8 @@ class Room:
     lowest limit in force, None when there is none; ``limit_reason`` names it. ``coming`` are the limits that begin within
     LEAD_S, the first one first. ``kept_gpus`` and ``kept_w`` (at the meter) are left to serving now. ``gate`` bounds the GPUs
     of flexible work (None: no bound), of which ``flexible_gpus`` are in use. ``pool_gpus`` and ``pool_w`` (at the meter) are in
-    use by GPU type. ``now`` is the moment all this is of.
+    use by GPU type. ``now`` is the moment all this is of. ``back_w`` is what may be drawn so far on the way back from a limit
+    that has ended (None: there is none), counted without caps; ``back_reason`` names it.
     """
 
     view: RegionView
@@ -43,6 +44,8 @@ class Room:
     leaving_gpus: float = 0.0
     caps_w: float = 0.0
     now: datetime | None = None
+    back_w: float | None = None
+    back_reason: str = ""
 
     def draw_of(self, power_w: float, gpu_type: str | None, cap: float) -> float:
         """What a job that states ``power_w`` draws at the GPU on that type under that cap, W."""
@@ -65,6 +68,8 @@ class Room:
         if view.max_jobs is not None and self.jobs_placed + 1 > view.max_jobs:
             return False
         if self.limit_w is not None and self.draw_w + power_w * view.pue > self.limit_w - self.kept_w + SLACK:
+            return False
+        if self.back_w is not None and self.draw_w + power_w * view.pue > self.back_w + SLACK:
             return False
         if gated and self.gate is not None and self.flexible_gpus + gpus > self.gate + SLACK:
             return False
@@ -100,6 +105,8 @@ class Room:
                 f"{view.name} may draw {kw(self.limit_w)} ({self.limit_reason}){kept}, draws {kw(self.draw_w)} and this job "
                 f"would add {kw(power_w * view.pue)}"
             )
+        if not limits_only and self.back_w is not None and self.draw_w + power_w * view.pue > self.back_w + SLACK:
+            return f"{view.name} comes back step by step {self.back_reason}: {kw(self.back_w)} so far"
         if gated and self.gate is not None and self.flexible_gpus + gpus > self.gate + SLACK:
             used = f"uses {self.flexible_gpus:g} and it needs {gpus:g}"
             return f"flexible work may use {self.gate:g} GPUs in {view.name} now, {used}"
@@ -211,6 +218,22 @@ def running_w(room: Room, job: JobView) -> float:
     return room.draw_of(flex.power_w, job.gpu_type, job.cap)
 
 
+def _way_back(room: Room, world: World, paused_w: float) -> None:
+    """Note how far a region may have come back from limits that have ended: on a straight line from the limit to what all
+    draws that runs there, uncapped, or was paused there. All at once would be the next peak."""
+    view, whole_w = room.view, room.draw_w + paused_w
+    for budget in world.budgets:
+        if budget.region != view.name or budget.end is None or not budget.recovery_s:
+            continue
+        since_s = (world.now - budget.end).total_seconds()
+        if not 0.0 <= since_s < budget.recovery_s or whole_w <= budget.limit_w:
+            continue
+        back_w = budget.limit_w + (whole_w - budget.limit_w) * since_s / budget.recovery_s
+        if room.back_w is None or back_w < room.back_w:
+            until = hhmm(budget.end + timedelta(seconds=budget.recovery_s))
+            room.back_w, room.back_reason = back_w, f"until {until} from {budget.reason or f'event {budget.event_id}'}"
+
+
 def rooms(world: World) -> dict[str, Room]:
     """A Room for each region, filled with what is placed there."""
     made = {view.name: empty_room(view, world.budgets, world.now, world.gates.get(view.name)) for view in world.regions}
@@ -223,4 +246,11 @@ def rooms(world: World) -> dict[str, Room]:
                 room.leaving_gpus += job.flex.gpus
             elif job.capped_w is not None:
                 room.caps_w += (power_w - least_w(room, job)) * room.view.pue
+    if any(budget.recovery_s and budget.end is not None and budget.end <= world.now for budget in world.budgets):
+        paused_w = dict.fromkeys(made, 0.0)
+        for job in world.jobs:
+            if job.state is JobState.PAUSED and job.region in made:
+                paused_w[job.region] += running_w(made[job.region], job) * made[job.region].view.pue
+        for room in made.values():
+            _way_back(room, world, paused_w[room.view.name])
     return made

@@ -35,7 +35,10 @@ def owners_wish(job: JobView, world: World) -> Action | None:
     if job.cancel_requested:
         if job.state in WAITING:
             return EndCancelled(job.id, "cancelled before it started" if job.attempt == 0 else "cancelled while it waited")
-        return StopAttempt(job.id, f"being cancelled: {job.region} was asked to stop it")
+        if any(view.name == job.region for view in world.regions):
+            return StopAttempt(job.id, f"being cancelled: {job.region} was asked to stop it")
+        gone = f"being cancelled: {job.region}, where it runs, is not configured any more, so nobody can stop it there"
+        return Hold(job.id, gone) if job.reason != gone else None
     if not job.held:
         return None
     if job.state is JobState.RUNNING and job.flex.pausable is Pausable.CHECKPOINT:

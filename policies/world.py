@@ -217,8 +217,9 @@ class TeamShare:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """A power limit on a region over ``[start, end)``; ``end`` None is open, until released. Two sources may give their events
-    the same id; ``source`` tells them apart, and is empty for the operator's own."""
+    """A power limit on a region, or on one branch of it, over ``[start, end)``; ``end`` None is open, until released. Two
+    sources may give their events the same id; ``source`` tells them apart, and is empty for the operator's own. ``ramp_s`` is
+    how long the way down to it may take, ``recovery_s`` how long the way back takes; None where that was not said."""
 
     region: str
     start: datetime
@@ -227,6 +228,13 @@ class Budget:
     event_id: str
     reason: str
     source: str = ""
+    branch: str | None = None
+    ramp_s: float | None = None
+    recovery_s: float | None = None
+
+    def is_over(self, when: datetime) -> bool:
+        """Whether it limits nothing any more; load may still be coming back from it."""
+        return self.end is not None and self.end <= when
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +341,8 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Everything a decision may look at, as known at ``now``. ``gates`` bound the GPUs that flexible work may use in a region
+    """Everything a decision may look at, as known at ``now``. ``budgets`` are those of whole sites, ``branch_budgets`` those of
+    their branches, which caps keep to. ``gates`` bound the GPUs that flexible work may use in a region
     now (Policy.gate); a region without an entry has no such bound."""
 
     now: datetime
@@ -344,6 +353,7 @@ class World:
     settings: Settings = Settings()
     plan: Plan | None = None
     gates: Mapping[str, float] = field(default_factory=dict)
+    branch_budgets: tuple[Budget, ...] = ()
 
 
 # --- actions: small values that the dispatcher performs, each with its sentence -----------------------------------

@@ -9,6 +9,8 @@ from typing import TypeVar
 
 import pytest
 
+from dispatcher.clusters import Cluster
+
 T = TypeVar("T")
 
 
@@ -22,6 +24,12 @@ def wait_until(condition: Callable[[], T], timeout_s: float, what: str = "condit
         if time.monotonic() > deadline:
             raise AssertionError(f"waited {timeout_s} s in vain for {what}; last value: {value!r}")
         time.sleep(0.05)
+
+
+def log_of(cluster: Cluster, submission_id: str) -> str | None:
+    """The whole log of a submission; None when the cluster does not know it."""
+    pieces: list[str] = []
+    return "".join(pieces) if cluster.copy_logs(submission_id, lambda piece: pieces.append(piece) is None) else None
 
 
 def free_port() -> int:

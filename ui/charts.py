@@ -167,9 +167,13 @@ def _limits(region: Json, events: Sequence[Json], start: datetime, end: datetime
     if region.get("power_limit_w"):
         spans.append((start, end, float(region["power_limit_w"]) / 1e3, "site limit"))
     for event in events:
-        begin, until = time_of(event.get("start")), time_of(event.get("end")) or end
-        if event.get("state") in ("active", "scheduled") and begin is not None and until > start and begin < end:
-            spans.append((max(begin, start), min(until, end), float(event["limit_w"]) / 1e3, f"budget {event.get('event_id')}"))
+        if event.get("state") not in ("active", "scheduled") or event.get("branch") or event.get("opted_out"):
+            continue
+        for step in event.get("steps") or (event,):
+            begin, until = time_of(step.get("start")), time_of(step.get("end")) or end
+            if begin is not None and until > start and begin < end and step.get("limit_w") is not None:
+                what = f"budget {event.get('event_id')}"
+                spans.append((max(begin, start), min(until, end), float(step["limit_w"]) / 1e3, what))
     return _frame([{"at": s, "until": e, "kw": kw, "what": what} for s, e, kw, what in spans])
 
 

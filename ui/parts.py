@@ -324,12 +324,13 @@ def events(answer: Sequence[Json], now: datetime | None, most: int = 8) -> str:
         left = f"ends {away_text(end, now)}" if state == "active" and end is not None and now is not None else ""
         left = f"starts {away_text(start, now)}" if state == "scheduled" and now is not None else left
         mark = f'<span class="gs-red">{escape(state)}</span>' if state == "active" else escape(state)
-        test = " · test" if event.get("test") else ""
+        test = (" · test" if event.get("test") else "") + (" · opted out" if event.get("opted_out") else "")
         said = " · ".join(str(x) for x in (event.get("reason"), event.get("source"), event.get("event_id")) if x)
         rows.append(
             (
                 f"{mark}<small>{escape(left)}</small>",
-                f"<b>{escape(str(event.get('region')))}</b> to {power_text(event.get('limit_w'))}"
+                f"<b>{escape(' / '.join(filter(None, (event.get('region'), event.get('branch')))))}</b>"
+                f" to {power_text(event.get('limit_w'))}"
                 f'<small class="gs-id">{escape(said + test)}</small>',
                 f"{clock_text(start, now)} to<br>{until}",
             )

@@ -12,7 +12,18 @@ import time
 from collections import deque
 from dataclasses import dataclass, replace
 
-from .devices import DeviceError, DeviceInfo, DeviceLost, Devices, DriverBusy, NoDriver, NoPermission, NotSupported, OutOfRange
+from .devices import (
+    DeviceError,
+    DeviceInfo,
+    DeviceLost,
+    Devices,
+    DriverBusy,
+    HeldByAnother,
+    NoDriver,
+    NoPermission,
+    NotSupported,
+    OutOfRange,
+)
 from .leases import Clock, HeldElsewhere, LeaseBook, LeaseError, Record, limit_in_force, wanted_w
 
 log = logging.getLogger("gridshift.agent")
@@ -174,9 +185,9 @@ class GpuWorker:
             return min(self._follow(record, boot_s), _to_next_end_s(record, boot_s))
         except LeaseError as error:
             self._publish("failed", str(error))
-        except (NoPermission, NotSupported) as error:
+        except (NoPermission, NotSupported, HeldByAnother) as error:
             self.refused = str(error)
-            self._not_before = time.monotonic() + REFUSED_RETRY_S
+            self._not_before = time.monotonic() + (LOOK_S if isinstance(error, HeldByAnother) else REFUSED_RETRY_S)
             back = self._goal is not None and self._goal[0] == "restore"
             self._publish("failed" if back else "unable", f"the limit cannot be given back: {error}" if back else str(error))
         except (DeviceLost, NoDriver) as error:

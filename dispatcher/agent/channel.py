@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
@@ -24,6 +25,8 @@ log = logging.getLogger("gridshift.agent")
 
 #: Seconds before the first try to connect again, and the longest between tries.
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 10.0
+#: A connection that stood for less, s, was none: it is not tried again at once what is refused again and again.
+STOOD_S = 2.0
 #: Seconds within which a connection must be made.
 OPEN_S = 10.0
 #: Seconds without an answer to a ping after which the connection counts as dead.
@@ -101,8 +104,9 @@ class Channel:
     def _run(self) -> None:
         wait_s = self._first_wait_s
         while not self._stopping.is_set():
+            began = time.monotonic()
             try:
-                if self._serve_one():
+                if self._serve_one() and time.monotonic() - began >= STOOD_S:
                     wait_s = self._first_wait_s
             except Exception:
                 log.exception("the connection to the control plane went wrong; it is made anew")

@@ -43,6 +43,10 @@ class OutOfRange(DeviceError):
     """The limit is outside what this GPU allows."""
 
 
+class HeldByAnother(DeviceError):
+    """Another agent looks after the GPU."""
+
+
 class NotSupported(DeviceError):
     """This GPU or driver cannot do this."""
 

@@ -47,6 +47,16 @@ def open_lock(path: Path) -> int:
             raise error from None
 
 
+def is_at(handle: int, path: Path) -> bool:
+    """Whether an open file is still the one at this path: a lock on one that was deleted keeps nobody out."""
+    try:
+        there = path.stat()
+    except FileNotFoundError:
+        return False
+    here = os.fstat(handle)
+    return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
+
+
 def sync_folder(folder: Path) -> None:
     """Flushes which names are in a folder. Raises OSError."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -20,7 +20,11 @@ class LeaseError(Exception):
 
 
 class StaleEpoch(LeaseError):
-    """The order is of an older control plane than one already heard here."""
+    """The order is of an older control plane than one already heard here, or of another of the same epoch."""
+
+
+class LateOrder(LeaseError):
+    """The order was under way for so long that it may not be what its sender wants now."""
 
 
 class BadLease(LeaseError):

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
-from .durable import open_lock, pack, set_aside, sync_folder, unpack, write_durably
+from .durable import is_at, open_lock, pack, set_aside, sync_folder, unpack, write_durably
 from .epochs import FILE_NAME, Epochs
 from .lease_terms import (
     ECONOMIC_TTL_S,
@@ -157,7 +157,7 @@ class LeaseBook:
                 holder = os.read(handle, 200).decode(errors="replace").strip() or "an agent that has not said who it is"
                 os.close(handle)
                 raise HeldElsewhere(f"GPU {uuid} is held by {holder}; this agent leaves it alone") from None
-            if _same_file(handle, path):
+            if is_at(handle, path):
                 break
             os.close(handle)  # somebody deleted the lock file in between
         with contextlib.suppress(OSError):  # a full disk must not keep us from giving back
@@ -327,12 +327,3 @@ class LeaseBook:
         if self._notices.get(key) != sentence:
             log.warning("%s", sentence)
         self._notices[key] = sentence
-
-
-def _same_file(handle: int, path: Path) -> bool:
-    try:
-        there = path.stat()
-    except FileNotFoundError:
-        return False
-    here = os.fstat(handle)
-    return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)

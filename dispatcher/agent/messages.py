@@ -37,6 +37,22 @@ class BadFrame(ValueError):
 
 
 @dataclass(frozen=True)
+class Stamp:
+    """Who made an order and when, as far as it says: ``plane`` tells control planes of one epoch apart, ``at`` is the sender's
+    wall clock (unix s); the order was made ``heard_ago_s`` s after a frame of ours arrived that was sent at ``heard_boot_s`` of
+    our own boot clock."""
+
+    plane: str | None = None
+    at: float | None = None
+    heard_boot_s: float | None = None
+    heard_ago_s: float = 0.0
+
+    def waited_s(self, boot_s: float) -> float:
+        """The longest that the order may have been under way, s; 0 where it does not say."""
+        return 0.0 if self.heard_boot_s is None else max(0.0, boot_s - self.heard_boot_s - self.heard_ago_s)
+
+
+@dataclass(frozen=True)
 class Orders:
     """Limits to hold and leases to let go of, from the control plane of ``epoch``."""
 
@@ -44,6 +60,7 @@ class Orders:
     epoch: int
     set: tuple[SetCap, ...]
     release: tuple[str, ...]
+    stamp: Stamp = Stamp()
 
 
 @dataclass(frozen=True)
@@ -55,6 +72,7 @@ class Freeze:
     job_id: str
     ttl_s: float
     freeze_max_s: float
+    stamp: Stamp = Stamp()
 
 
 @dataclass(frozen=True)
@@ -64,6 +82,7 @@ class Thaw:
     order: str
     epoch: int
     job_id: str
+    stamp: Stamp = Stamp()
 
 
 @dataclass(frozen=True)
@@ -244,9 +263,9 @@ def from_server(frame: Frame) -> FromServer:
         return _orders(fields)
     if kind == "freeze":
         ttl_s, most_s = fields.number("ttl_s", 0, MAX_TTL_S), fields.number("freeze_max_s", 0, MAX_TTL_S)
-        return Freeze(fields.text("order"), fields.whole("epoch"), fields.text("job_id"), ttl_s, most_s)
+        return Freeze(fields.text("order"), fields.whole("epoch"), fields.text("job_id"), ttl_s, most_s, _stamp(fields))
     if kind == "thaw":
-        return Thaw(fields.text("order"), fields.whole("epoch"), fields.text("job_id"))
+        return Thaw(fields.text("order"), fields.whole("epoch"), fields.text("job_id"), _stamp(fields))
     if kind == "energy_ack":
         return EnergyAck(fields.whole("batch"))
     if kind == "error":
@@ -276,7 +295,16 @@ def _orders(fields: Fields) -> Orders:
                 one.yes("test"),
             )
         )
-    return Orders(fields.text("order"), fields.whole("epoch"), tuple(caps), fields.texts("release", 1000))
+    return Orders(fields.text("order"), fields.whole("epoch"), tuple(caps), fields.texts("release", 1000), _stamp(fields))
+
+
+def _stamp(fields: Fields) -> Stamp:
+    return Stamp(
+        fields.maybe_text("plane"),
+        fields.maybe_number("at", 0, MAX_NUMBER),
+        fields.maybe_number("heard_boot_s", 0, MAX_NUMBER),
+        fields.maybe_number("heard_ago_s", 0, MAX_NUMBER) or 0.0,
+    )
 
 
 # --- from an agent ------------------------------------------------------------------------------------------------
@@ -302,6 +330,7 @@ def check_hello(frame: Frame) -> Fields:
     hello.yes("can_cap")
     hello.text("why_not", empty=True)
     hello.whole("epoch")
+    hello.maybe_text("plane")
     seen = set()
     for gpu in hello.objects("gpus", 256):
         uuid = gpu.text("uuid")

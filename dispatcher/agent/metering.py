@@ -27,8 +27,6 @@ BRIDGE_MAX_S = 48 * 3600.0
 LOST_S = 600.0
 #: Wall and boot clock drift by slewing; a larger difference between two readings, s, is a clock that was set.
 CLOCK_SET_S = 0.5
-#: The wall clock may be set back by so much, s, before rows start over at the earlier time.
-SET_BACK_MAX_S = 3600.0
 #: No GPU with a loaded driver draws less on average, W; a smaller rise over a gap means that the counter started anew.
 BRIDGE_MIN_W = 3.0
 #: No GPU draws more than this, W, and none more than ``JUMP_FACTOR`` times its limit: such a reading of power is none.
@@ -51,7 +49,8 @@ UNATTRIBUTED: Line = ("unattributed", None)
 
 @dataclass(frozen=True)
 class EnergyRow:
-    """One line of one GPU's minute ``[start, end)``, unix s.
+    """One line of one GPU's minute ``[start, end)``, unix s; a minute that is told once more, since the clock was set back,
+    begins a few seconds later than the first (see GpuMeter).
 
     ``line`` is "job", "idle" (nobody on the GPU) or "unattributed" (processes that carry no job, or nobody knows). ``seconds``
     are those that were read while the line was there; ``bridged_s`` of them are known from the counter alone. ``quality``:
@@ -132,9 +131,14 @@ def shares(look: Look, hidden: bool) -> dict[Line, float]:
 
 
 class GpuMeter:
-    """The meter of one GPU in one boot of the machine. ``feed`` and ``tick`` return the rows of the minutes that they close."""
+    """The meter of one GPU in one boot of the machine. ``feed`` returns the rows of the minutes that it closes.
 
-    def __init__(self, uuid: str, node_id: str | None = None, closed_until: int = 0) -> None:
+    A wall clock that is set back tells some time twice, and all of it was drawn. What is open then is closed as it is, and rows
+    go on at the earlier time in a new *run*: its minutes begin at another second than those of the runs before, so that no row
+    takes another's name, until time comes that was not told yet.
+    """
+
+    def __init__(self, uuid: str, node_id: str | None = None) -> None:
         self.uuid, self._node_id = uuid, node_id
         self.check = CounterCheck()
         self._last: Look | None = None
@@ -143,7 +147,11 @@ class GpuMeter:
         self._idle_since_s: float | None = None
         self._is_lost = False
         self._minutes: dict[int, Minute] = {}
-        self._closed_until = closed_until
+        #: A closed minute takes nothing more. Time before ``_told_until`` was told by a run before this one, whose minutes
+        #: begin at second ``_shift`` there.
+        self._closed_until = self._told_until = self._shift = 0
+        #: The stretch since the last reading is told up to here, by rows of which the state gone on from does not know.
+        self._known_until = 0
 
     @property
     def idle_state(self) -> str:
@@ -165,18 +173,25 @@ class GpuMeter:
         hidden = before is not None and before.residents is not None and not before.residents and _works(before.reading)
         held = shares(look, hidden and _works(now))
         was_idle = before is not None and self._is_idle(before.reading.boot_s)
+        rows: list[EnergyRow] = []
         if before is None:
-            self._follow_clock(now.at)
+            if now.at < self._closed_until:
+                rows += self._begin_run()
+        elif now.at < self._known_until:
+            rows += self._begin_run()  # how much of the stretch was told before the clock was set back is not known: a gap
         else:
+            if now.at - (now.boot_s - before.reading.boot_s) < self._last_wall_s - CLOCK_SET_S:
+                rows += self._begin_run()
             self._account(before, look, held, was_idle)
-            if now.boot_s - before.reading.boot_s > GAP_S:
-                self._idle_since_s = None  # what it did in between is unknown
+        self._known_until = 0
+        if before is not None and now.boot_s - before.reading.boot_s > GAP_S:
+            self._idle_since_s = None  # what it did in between is unknown
         if not _is_quiet(now):
             self._idle_since_s = None
         elif self._idle_since_s is None:
             self._idle_since_s = now.boot_s
         self._last, self._last_shares, self._last_wall_s, self._is_lost = look, held, now.at, False
-        return self._close(int(now.at // MINUTE_S) * MINUTE_S)
+        return rows + self._close(self._minute_of(now.at))
 
     def lost(self, boot_s: float) -> list[EnergyRow]:
         """It could not be read now. After ``LOST_S`` its open minutes are closed as they are."""
@@ -193,7 +208,27 @@ class GpuMeter:
 
     def of_next_boot(self, node_id: str | None) -> GpuMeter:
         """The meter to go on with after ``flush`` and a reboot: it makes no second row of a minute that has one."""
-        return GpuMeter(self.uuid, node_id, self._closed_until)
+        following = GpuMeter(self.uuid, node_id)
+        following._closed_until, following._told_until, following._shift = self._closed_until, self._told_until, self._shift
+        return following
+
+    def has_rows(self, until: int) -> None:
+        """Rows up to ``until``, unix s, are there. Where the state gone on from does not know of them, since it was saved
+        before, their minutes are not told again."""
+        if until > max(self._closed_until, self._told_until):
+            self._known_until = self._closed_until = until
+            self._minutes = {start: one for start, one in self._minutes.items() if start + MINUTE_S > until}
+
+    def _begin_run(self) -> list[EnergyRow]:
+        rows = self.flush()
+        self._told_until, self._closed_until = max(self._told_until, self._closed_until), 0
+        self._shift = self._shift % (MINUTE_S - 1) + 1
+        return rows
+
+    def _minute_of(self, at: float) -> int:
+        """The start of the minute that a moment lies in."""
+        start = int(at // MINUTE_S) * MINUTE_S
+        return start if start >= self._told_until else int((at - self._shift) // MINUTE_S) * MINUTE_S + self._shift
 
     # --- one stretch --------------------------------------------------------------------------------------------------
 
@@ -277,28 +312,26 @@ class GpuMeter:
         start = new.at - duration_s
         if abs(start - self._last_wall_s) <= CLOCK_SET_S:
             return self._last_wall_s
-        self._follow_clock(new.at)
         return start
 
-    def _follow_clock(self, at: float) -> None:
-        """Open minutes again that were closed by a clock far ahead of what it says now."""
-        if at < self._closed_until - SET_BACK_MAX_S:
-            self._closed_until = 0
-
     def _parts(self, start: float, end: float) -> list[tuple[int, float]]:
-        """The minutes of [start, end) and the fraction in each, summing to 1. A closed minute takes nothing more: after the
-        wall clock was set back, its part goes to the first open one."""
+        """The minutes of [start, end) and the fraction in each. They sum to 1 but for what a predecessor has told of. A closed
+        minute takes nothing more: of a stretch that a slewing clock puts into one, the next minute takes it."""
         if end <= start:
-            return [(max(int(end // MINUTE_S) * MINUTE_S, self._closed_until), 1.0)]
+            return [(self._open_minute(end), 1.0)]
+        fresh = -(-self._told_until // MINUTE_S) * MINUTE_S  # here this run's minutes begin to be whole ones
         parts: dict[int, float] = {}
-        low = start
+        low = max(start, min(float(self._known_until), end))
         while low < end:
-            minute = int(low // MINUTE_S) * MINUTE_S
-            high = min(end, float(minute + MINUTE_S))
-            target = max(minute, self._closed_until)
+            edge = self._minute_of(low) + MINUTE_S
+            high = min(end, float(fresh if low < fresh < edge else edge))
+            target = self._open_minute(low)
             parts[target] = parts.get(target, 0.0) + (high - low) / (end - start)
             low = high
         return list(parts.items())
+
+    def _open_minute(self, at: float) -> int:
+        return self._minute_of(max(at, float(self._closed_until)))
 
     def _is_idle(self, boot_s: float) -> bool:
         return self._idle_since_s is not None and boot_s - self._idle_since_s >= IDLE_AFTER_S
@@ -334,6 +367,8 @@ class GpuMeter:
             "shares": [[*line, share] for line, share in self._last_shares.items()],
             "wall_s": self._last_wall_s,
             "closed_until": self._closed_until,
+            "told_until": self._told_until,
+            "shift": self._shift,
             "distrusted_until_s": max(self.check.distrusted_until_s, 0.0),
             "minutes": [
                 {**vars(minute), "lines": [[*line, vars(tally)] for line, tally in minute.lines.items()]}
@@ -344,7 +379,9 @@ class GpuMeter:
     @classmethod
     def restored(cls, state: Mapping[str, Any], node_id: str | None) -> GpuMeter:
         """The meter whose ``state`` that was, in the same boot. Raises ValueError, KeyError or TypeError for anything else."""
-        meter = cls(str(state["uuid"]), node_id, int(state["closed_until"]))
+        meter = cls(str(state["uuid"]), node_id)
+        meter._closed_until = int(state["closed_until"])
+        meter._told_until, meter._shift = int(state.get("told_until", 0)), int(state.get("shift", 0))
         if state["reading"] is not None:
             reading = dict(state["reading"])
             reading["throttle"] = tuple(reading["throttle"])
@@ -381,7 +418,7 @@ def _rows(uuid: str, minute: Minute, reliable: bool) -> list[EnergyRow]:
                 job_id=job_id,
                 line=line,
                 energy_wh=energy_j / JOULES_PER_WH,
-                # A wall clock that was set back can put more than a minute's seconds into one.
+                # A wall clock that slews can put a little more than a minute's seconds into one.
                 seconds=min(seconds, float(MINUTE_S)),
                 quality=quality,
                 split=split,
@@ -414,14 +451,16 @@ def _memory_known(look: Look) -> bool:
 def _plausible(look: Look, old: Reading | None) -> Look:
     """A look whose power is unknown where the driver's figure is more than the GPU can draw. The limit before counts too: the
     draw comes down after its limit does."""
-    power_w, limit_w = look.reading.power_w, look.reading.limit_w
-    if power_w is None:
-        return look
-    most_w = MOST_W
-    if limit_w is not None and (old is None or old.limit_w is not None):
-        before_w = 0.0 if old is None else max(old.limit_w or 0.0, old.power_w or 0.0)
-        most_w = min(MOST_W, JUMP_FACTOR * max(limit_w, before_w))
-    return look if 0 <= power_w <= most_w else replace(look, reading=replace(look.reading, power_w=None))
+    limit_w = look.reading.limit_w
+    if limit_w is not None and old is not None:
+        limit_w = None if old.limit_w is None else max(limit_w, old.limit_w, old.power_w or 0.0)
+    return look if is_draw(look.reading.power_w, limit_w) else replace(look, reading=replace(look.reading, power_w=None))
+
+
+def is_draw(power_w: float | None, limit_w: float | None) -> bool:
+    """Whether a reading of power, W, may be one: not less than nothing, nor more than a GPU draws whose limit is, or was a
+    moment ago, ``limit_w`` (None: unknown)."""
+    return power_w is not None and 0 <= power_w <= (MOST_W if limit_w is None else min(MOST_W, JUMP_FACTOR * limit_w))
 
 
 def _reads_nothing(old: Reading, new: Reading, counter_j: float, duration_s: float) -> bool:
@@ -486,14 +525,17 @@ class Meter:
         meters = [meter.state() for meter in self._meters.values()]
         return {"boot_id": boot_id, "node_id": self._node_id, "meters": meters}
 
-    def restore(self, state: Mapping[str, Any], boot_id: str) -> list[EnergyRow]:
-        """Go on from a predecessor's state. From another boot only its unfinished minutes are taken, and returned as rows: the
-        counters and the clock have started anew. Raises ValueError, KeyError or TypeError when it is no such state."""
-        if state["boot_id"] == boot_id:
-            meters = [GpuMeter.restored(one, self._node_id) for one in state["meters"]]
-            self._meters = {meter.uuid: meter for meter in meters}
+    def restore(self, state: Mapping[str, Any], boot_id: str, told: Mapping[str, int] | None = None) -> list[EnergyRow]:
+        """Go on from a predecessor's state; ``told`` is until when there are rows of each GPU. From another boot only its
+        unfinished minutes are taken, and returned as rows: the counters and the clock have started anew. Raises ValueError,
+        KeyError or TypeError when it is no such state."""
+        same_boot = state["boot_id"] == boot_id
+        former = [GpuMeter.restored(one, self._node_id if same_boot else state.get("node_id")) for one in state["meters"]]
+        for meter in former:
+            meter.has_rows((told or {}).get(meter.uuid, 0))
+        if same_boot:
+            self._meters = {meter.uuid: meter for meter in former}
             return []
-        former = [GpuMeter.restored(one, state.get("node_id")) for one in state["meters"]]
         rows = [row for meter in former for row in meter.flush()]
         self._meters = {meter.uuid: meter.of_next_boot(self._node_id) for meter in former}
         return rows

@@ -9,16 +9,19 @@ import contextlib
 import fcntl
 import os
 import socket
+import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from .devices import DeviceInfo, Devices
-from .durable import open_lock
+from .devices import DeviceInfo, Devices, HeldByAnother
+from .durable import is_at, open_lock
 
-#: The machine-wide name under which an agent claims a GPU: a socket name without a file, gone with the process that holds it.
-CLAIM = "\0gridshift-agent-{}"
+#: The name under which an agent claims a GPU, gone with the process that holds it: a socket without a file, which all folders
+#: and users of a network namespace share, and a locked file, which network namespaces share that see the same folder.
+CLAIM, CLAIM_FILE = "\0gridshift-agent-{}", "gridshift-agent-{}.lock"
+CLAIMS_FOLDER = Path("/run/lock")
 
 #: How often a folder is tried, and the seconds between two tries.
 TRIES, TRY_AGAIN_S = 4, 0.05
@@ -96,11 +99,14 @@ class FolderLock:
 class OwnDevices(Devices):
     """The GPUs of this machine that no other agent looks after, whatever folder or user that one has.
 
-    Two agents on one GPU would count its energy twice and fight over its limit. ``others`` are GPUs that somebody else has.
+    Two agents on one GPU would count its energy twice and fight over its limit, so who looks after one, or sets its limit, has
+    claimed it: agents, guards and releases by hand alike. ``others`` are GPUs that somebody else has. Not seen is an agent in
+    another container that shares neither the network nor ``CLAIMS_FOLDER`` with this one.
     """
 
     def __init__(self) -> None:
-        self._claims: dict[str, socket.socket] = {}
+        self._claims: dict[str, tuple[socket.socket, int]] = {}
+        self._claiming, self._closed = threading.Lock(), False
         self.others: set[str] = set()
         super().__init__()
 
@@ -108,26 +114,64 @@ class OwnDevices(Devices):
         """See Devices; GPUs that somebody else has are left out, and are asked for again each time."""
         return [info for info in super().infos() if self._claim(info.uuid)]
 
+    def set_limit(self, uuid: str, limit_w: float) -> None:
+        """See Devices. Raises HeldByAnother for a GPU that somebody else has."""
+        if not self._claim(uuid):
+            raise HeldByAnother(f"another agent looks after GPU {uuid}; this one leaves its limit alone")
+        super().set_limit(uuid, limit_w)
+
     def _claim(self, uuid: str) -> bool:
-        if uuid in self._claims:
+        with self._claiming:
+            if uuid in self._claims:
+                return True
+            if self._closed:
+                return False  # a thread that hung in the driver comes too late
+            claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+            try:
+                claim.bind(CLAIM.format(uuid))
+                self._claims[uuid] = claim, _locked(CLAIMS_FOLDER / CLAIM_FILE.format(uuid))
+            except OSError:
+                claim.close()
+                self.others.add(uuid)
+                return False
+            self.others.discard(uuid)
             return True
-        claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
-        try:
-            claim.bind(CLAIM.format(uuid))
-        except OSError:
-            claim.close()
-            self.others.add(uuid)
-            return False
-        self._claims[uuid] = claim
-        self.others.discard(uuid)
-        return True
 
     def close(self) -> None:
         """Let go of the GPUs and of the driver."""
-        claims, self._claims = self._claims, {}
-        for claim in claims.values():
+        with self._claiming:
+            claims, self._claims, self._closed = self._claims, {}, True
+        for uuid, (claim, handle) in claims.items():
+            if handle >= 0:
+                with contextlib.suppress(OSError):
+                    (CLAIMS_FOLDER / CLAIM_FILE.format(uuid)).unlink()
+                os.close(handle)
             claim.close()
         super().close()
+
+
+def _locked(path: Path) -> int:
+    """A handle that holds the lock of a file, which is made where it is missing; -1 where no such file can be had. Raises
+    BlockingIOError while somebody else holds it."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+    while True:
+        try:
+            try:
+                handle = os.open(path, flags)  # one that another user made can be opened, and by some kernels not "created"
+            except FileNotFoundError:
+                handle = os.open(path, flags | os.O_CREAT, 0o644)
+        except OSError:
+            return -1
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(handle)
+            if isinstance(error, BlockingIOError):
+                raise
+            return -1  # a file system without locks
+        if is_at(handle, path):
+            return handle
+        os.close(handle)  # its last owner deleted it in between
 
 
 def shortened(uuids: Iterable[str]) -> str:

@@ -3,16 +3,18 @@
 Each row is one line with its own checksum, in segment files that are only appended to, so that a crash in the middle of a
 write costs that line at most. It holds 48 hours of minutes; beyond that, and on a full disk, the oldest go first, and that is
 told. It knows nothing of how rows are made or sent; a row may be sent twice, and the receiver takes it once, by what names it.
+The receiver takes no more rows of a GPU's minute once it has some, so those go together always.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +29,11 @@ MAX_BYTES = 256 << 20
 #: A segment is full at so many bytes or minutes; a whole one is dropped at a time.
 SEGMENT_BYTES = 256 << 10
 SEGMENT_MINUTES = 60
+#: A row that ends further ahead than this, s, waits for its time to come; by more than two days it does not, for the receiver
+#: refuses it.
+AHEAD_S, WAITS_S = 60.0, MAX_MINUTES * 60.0
+#: Rows of one GPU's minute that go together, however few were asked for.
+MAX_TOGETHER = 2000
 #: Rows that are held in memory while the disk takes none.
 MAX_MEMORY_ROWS = 10_000
 PREFIX, SUFFIX = "rows-", ".log"
@@ -76,6 +83,8 @@ class RowQueue:
         self.told: list[str] = []
         self.dropped = 0
         self._disk_fails = ""
+        #: Until when there are rows of each GPU, unix s, among those that a predecessor left.
+        self.told_until: dict[str, int] = {}
         self._acknowledged = self._read_acknowledged()
         for path in sorted(folder.glob(f"{PREFIX}*{SUFFIX}")):
             self._find(path)
@@ -114,13 +123,25 @@ class RowQueue:
             self._tell_dropped(count, "the disk takes none and memory is bounded")
         self._bound()
 
-    def batch(self, limit: int = 500) -> tuple[int, list[EnergyRow]] | None:
-        """The oldest rows that wait, at most ``limit``, and the batch's number; None when none wait."""
+    def batch(self, limit: int = 500, now_s: float = math.inf) -> tuple[int, list[EnergyRow]] | None:
+        """The oldest rows that wait, about ``limit`` of them, and the batch's number; None when none wait. Those of a clock
+        that was ahead, whose time has not come at ``now_s`` (unix s), go behind the others."""
         found: list[tuple[int, EnergyRow]] = []
-        for item in self._waiting():
-            found.append(item)
-            if len(found) >= limit:
+        early: list[tuple[int, EnergyRow]] = []
+        for number, row in self._waiting():
+            if AHEAD_S < row.end - now_s <= WAITS_S:
+                if found:
+                    break
+                early.append((number, row))
+                continue
+            last = found[-1][1] if found else row
+            together = (row.uuid, row.start, row.node_id) == (last.uuid, last.start, last.node_id)
+            if (len(found) >= limit and not together) or len(found) >= max(limit, MAX_TOGETHER):
                 break
+            found.append((number, row))
+        if found and early:  # they are there twice for a moment, which changes nothing
+            self.append(row for _, row in early)
+            self.acknowledge(early[-1][0])
         return (found[-1][0], [row for _, row in found]) if found else None
 
     def acknowledge(self, batch: int) -> None:
@@ -237,6 +258,8 @@ class RowQueue:
         if not rows:
             _remove(path)
             return
+        for _, row in rows:
+            self.told_until[row.uuid] = max(row.end, self.told_until.get(row.uuid, 0))
         minutes = {row.start for _, row in rows}
         self._segments.append(Segment(path, rows[0][0], rows[-1][0], path.stat().st_size, minutes))
 
@@ -270,17 +293,19 @@ def save_meter(folder: Path, meter: Meter, boot_id: str, rows: Sequence[EnergyRo
     write_durably(folder / CHECKPOINT, pack({**meter.state(boot_id), "made": made}))
 
 
-def load_meter(folder: Path, boot_id: str, node_id: str | None, next_number: int) -> tuple[Meter, list[EnergyRow], str | None]:
+def load_meter(
+    folder: Path, boot_id: str, node_id: str | None, next_number: int, told: Mapping[str, int] | None = None
+) -> tuple[Meter, list[EnergyRow], str | None]:
     """The meter to go on with as ``node_id``; rows to queue (made and not queued yet, as ``next_number`` of the queue shows, or
-    the last of a former boot); and a sentence when the file was damaged and is not used."""
+    the last of a former boot); and a sentence when the file was damaged and is not used. ``told``: see Meter.restore."""
     meter = Meter(node_id)
     try:
         state = unpack((folder / CHECKPOINT).read_text(encoding="utf-8"))
         made = state.get("made") or {"number": 0, "rows": []}
         rows = [EnergyRow(**row) for row in made["rows"][max(0, next_number - made["number"]) :]]
-        return meter, [*rows, *meter.restore(state, boot_id)], None
+        return meter, [*rows, *meter.restore(state, boot_id, told)], None
     except FileNotFoundError:
         return meter, [], None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        told = f"{folder / CHECKPOINT} is damaged ({error}); the energy since the last full minute is not known"
-        return Meter(node_id), [], told
+        damaged = f"{folder / CHECKPOINT} is damaged ({error}); the energy since the last full minute is not known"
+        return Meter(node_id), [], damaged

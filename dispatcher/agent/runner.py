@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Optional
 
 from .caps import CapOrders, CapState, Enforcer
@@ -18,6 +18,7 @@ from .channel import Channel
 from .devices import DeviceError, DeviceInfo, Devices, NoGpus, Reading
 from .epochs import Epochs
 from .freezing import Freezer, FreezeRefused
+from .lease_terms import LateOrder, SetCap, StaleEpoch
 from .leases import LeaseBook, LeaseError, boot_id
 from .messages import PROTOCOL, EnergyAck, Frame, Freeze, FromServer, Orders, Thaw, Told
 from .metering import EnergyRow, Look
@@ -46,6 +47,11 @@ SAVE_S = 5.0
 SEND_AGAIN_S = 30.0
 #: Energy rows in one frame.
 ROWS_AT_ONCE = 1000
+#: An order that may have been under way for longer, s, is refused (one to thaw is not): it waited in a socket while a machine
+#: was suspended or a network stood still, and its lease would be counted from now. Its sender sends what it wants by now.
+LATE_S = 6.0
+#: Clocks of a control plane and of this node that differ by more, s, are told of; by more than a day, they are not believed.
+CLOCK_APART_S, CLOCK_MOST_S = 2.0, 86_400.0
 #: Seconds for which something that happened is told.
 TOLD_S = 60.0
 #: A change of power below this, W or as a share, is not worth telling before its time.
@@ -81,7 +87,9 @@ class Agent:
         self._samplers = Samplers()
         self._energy_dir = settings.state_dir / "energy"
         self._rows = RowQueue(self._energy_dir)
-        self._meter, rows, trouble = load_meter(self._energy_dir, self._boot, settings.node_id, self._rows.next_number)
+        self._meter, rows, trouble = load_meter(
+            self._energy_dir, self._boot, settings.node_id, self._rows.next_number, self._rows.told_until
+        )
         self._acknowledged: int | None = None
         self._saved_s = float("-inf")
         self._sent_rows: tuple[int, float] | None = None
@@ -98,7 +106,7 @@ class Agent:
         self._trouble: str | None = None
         self._misunderstood: str | None = None
         self._stopping = threading.Event()
-        self._looked = threading.Event()
+        self._looked, self._read_once, self._hurry = threading.Event(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="agent", daemon=True)
         self._watcher = threading.Thread(target=self._watch_gpus, name="gpus", daemon=True)
         self.channel = Channel(
@@ -114,7 +122,10 @@ class Agent:
         """Take up leases and frozen jobs, then begin to sample and to talk."""
         self._thread.start()
         self._watcher.start()
-        self._looked.wait(FIRST_LOOK_S)  # for a hello that knows the GPUs; a driver that hangs holds up nothing
+        until = time.monotonic() + FIRST_LOOK_S
+        # Who says hello knows the GPUs, and who takes orders knows who is on them. A driver that hangs holds up nothing.
+        for event in (self._looked, self._read_once):
+            event.wait(max(0.0, until - time.monotonic()))
         self.channel.start()
         return self
 
@@ -123,6 +134,7 @@ class Agent:
         if self._stopping.is_set():
             return
         self._stopping.set()
+        self._hurry.set()
         self.channel.stop()
         if self._thread.is_alive():
             self._thread.join(10.0)
@@ -149,7 +161,9 @@ class Agent:
                 self._look_for_gpus()
             except Exception:
                 log.exception("looking for GPUs went wrong; it is tried again")
-            self._looked.set()
+            if not self._looked.is_set():
+                self._looked.set()
+                self._hurry.set()
             self._stopping.wait(LOOK_FOR_GPUS_S)
 
     def _look_for_gpus(self) -> None:
@@ -184,7 +198,7 @@ class Agent:
         devices = OwnDevices()
         try:
             book = LeaseBook(self.settings.state_dir / "leases", epochs=self._epochs)
-            enforcer = Enforcer(devices, book, protected=lambda uuid: self._protected.get(uuid), meet=False)
+            enforcer = Enforcer(devices, book, protected=self._why_protected, meet=False)
         except BaseException:
             devices.close()
             raise
@@ -224,7 +238,9 @@ class Agent:
                     log.exception("the agent's round went wrong; it goes on")
                 self._trouble = said
             due = max(due + TICK_S, time.monotonic())
-            self._stopping.wait(due - time.monotonic())
+            if self._hurry.wait(due - time.monotonic()):
+                self._hurry.clear()
+                due = time.monotonic()
 
     def tick(self) -> None:
         """One round: limits, requests made by hand, readings, energy, and what is to be told."""
@@ -234,7 +250,10 @@ class Agent:
                     self._note("frozen", sentence)
         finally:  # neither may keep the other from its duty
             states = self._keep_limits()
+        is_looked = self._looked.is_set()
         readings, residents = self._read()
+        if is_looked:
+            self._read_once.set()
         self._count(readings, residents)
         self._tell(states, readings, residents)
         self._send_rows()
@@ -258,7 +277,8 @@ class Agent:
                 processes = look.processes
                 if processes is None:
                     residents[uuid] = None
-                    strangers[uuid] = self._strangers.get(uuid, frozenset())  # they may still be there
+                    if uuid in self._strangers:
+                        strangers[uuid] = self._strangers[uuid]  # they may still be there
                     continue
                 owners = self._table.owners(processes)
                 residents[uuid] = job_weights(processes, owners)
@@ -267,15 +287,22 @@ class Agent:
         return {uuid: look.reading for uuid, look in looks.items()}, residents
 
     def _protect(self, strangers: dict[str, frozenset[int]]) -> None:
-        """Note the GPUs on which a process of no job of ours works. One that is seen once may be a job's that just ended."""
+        """Note the GPUs on which a process of no job of ours works. One that is seen once may be a job's that just ended, but
+        not at the first look at a GPU: until there is a second, it counts."""
         before, self._strangers = self._strangers, strangers
-        stay = {uuid: pids & before.get(uuid, frozenset()) for uuid, pids in strangers.items()}
+        stay = {uuid: pids & before.get(uuid, pids) for uuid, pids in strangers.items()}
         if self.settings.protect_foreign:
             self._protected = {
                 uuid: f"process {min(pids)} there is of no job of gridshift's, so it is not capped ([agents] protect_foreign)"
                 for uuid, pids in stay.items()
                 if pids
             }
+
+    def _why_protected(self, uuid: str) -> str | None:
+        """Why a GPU is not to be capped for economy; who works there must be known first."""
+        if not self.settings.protect_foreign or uuid in self._strangers:
+            return self._protected.get(uuid)
+        return "who works on this GPU is not known yet, so it is not capped ([agents] protect_foreign)"
 
     def _count(self, readings: Mapping[str, Reading | None], residents: Mapping[str, Residents]) -> None:
         """Energy: rows of minutes that closed go to the disk, then to the control plane."""
@@ -336,6 +363,8 @@ class Agent:
             "gpus": [asdict(info) for info in infos],
             "leases": self._leases(),
             "epoch": self._epochs.highest,
+            "plane": self._epochs.plane,
+            "boot_s": time.clock_gettime(time.CLOCK_BOOTTIME),
         }
 
     def _leases(self) -> list[Frame]:
@@ -377,6 +406,7 @@ class Agent:
         live = {
             "type": "live",
             "at": time.time(),
+            "boot_s": time.clock_gettime(time.CLOCK_BOOTTIME),
             "gpus": [self._gpu(uuid, states.get(uuid), readings.get(uuid), residents.get(uuid)) for uuid in self._infos],
             "frozen": self._frozen(),
             "alarms": self._alarms(),
@@ -407,7 +437,7 @@ class Agent:
             "throttle": [] if reading is None else list(reading.throttle),
             "idle_state": self._meter.idle_state(uuid),
             "jobs": jobs_on(residents, self._meter.idle_state(uuid)),
-            "protected": self._protected.get(uuid),
+            "protected": self._why_protected(uuid),
             "cap": None if state is None else vars(state),  # asdict would copy each value of each GPU, each second
         }
 
@@ -436,8 +466,10 @@ class Agent:
         now = time.monotonic()
         if not self.channel.connected or (self._sent_rows is not None and now - self._sent_rows[1] < SEND_AGAIN_S):
             return
-        batch = self._rows.batch(ROWS_AT_ONCE)
+        batch = self._rows.batch(ROWS_AT_ONCE, time.time())
         if batch is None:
+            if len(self._rows):
+                self._sent_rows = (0, now)  # their time has not come: no need to read them each second
             return
         number, rows = batch
         self._sent_rows = (number, now)
@@ -462,14 +494,47 @@ class Agent:
     def _obey(self, orders: Orders) -> list[Frame]:
         with self._gpus_lock:
             enforcer, why = self._enforcer, self._no_gpus or "no GPU driver answers here"
+        try:
+            self._fence(orders)
+        except LeaseError as error:
+            enforcer, why = None, str(error)
         if enforcer is None:
             asked = [cap.lease_id for cap in orders.set] + list(orders.release)
             return [{"lease_id": lease_id, "ok": False, "enforced_w": None, "took_s": 0.0, "error": why} for lease_id in asked]
-        return [vars(result) for result in enforcer.apply(CapOrders(orders.epoch, orders.set, orders.release))]
+        sets = self._as_late_as_both_clocks_say(orders)
+        return [vars(result) for result in enforcer.apply(CapOrders(orders.epoch, sets, orders.release))]
+
+    def _fence(self, order: Orders | Freeze | Thaw) -> None:
+        """Raises LateOrder, or what Epochs.see raises: such an order is not obeyed."""
+        waited_s = order.stamp.waited_s(time.clock_gettime(time.CLOCK_BOOTTIME))
+        if waited_s > LATE_S and not isinstance(order, Thaw):
+            raise LateOrder(f"the order was under way for up to {waited_s:.0f} s, so it is not obeyed any more")
+        try:
+            # Leases write the epoch down before they are granted; what gives power back waits for no disk.
+            self._epochs.see(order.epoch, order.stamp.plane, must_write=isinstance(order, Freeze))
+        except StaleEpoch as error:
+            self._note("epoch", str(error))
+            raise
+
+    def _as_late_as_both_clocks_say(self, orders: Orders) -> tuple[SetCap, ...]:
+        """The limits to set; those of events with an end stand until that is over by both clocks, the control plane's and ours,
+        for one that is ahead must not lift them early."""
+        at, waited_s = orders.stamp.at, orders.stamp.waited_s(time.clock_gettime(time.CLOCK_BOOTTIME))
+        ahead_s = 0.0 if at is None else at - time.time()
+        if -CLOCK_APART_S - waited_s <= ahead_s <= CLOCK_APART_S:
+            return orders.set
+        where = f"{abs(ahead_s):.0f} s {'ahead of' if ahead_s > 0 else 'behind'}"
+        self._note(
+            "clock", f"the control plane's clock is {where} this node's: limits of events stand until they are over by both"
+        )
+        more_s = ahead_s if 0 < ahead_s <= CLOCK_MOST_S else 0.0
+        return tuple(
+            one if one.kind != "event" or one.ttl_s is None else replace(one, ttl_s=one.ttl_s + more_s) for one in orders.set
+        )
 
     def _freeze_or_thaw(self, order: Freeze | Thaw) -> Frame:
         try:
-            self._epochs.see(order.epoch, must_write=isinstance(order, Freeze))  # as of caps: what wakes waits for no disk
+            self._fence(order)
             with self._jobs_lock:
                 if isinstance(order, Thaw):
                     return {"ok": True, "processes": self._freezer.thaw(order.job_id), "error": None}

@@ -24,8 +24,8 @@ from dispatcher.errors import GridshiftError
 log = logging.getLogger(__name__)
 
 PATH = "/v1/agents/channel"
-#: Frames that may wait for an agent that does not read; with more it is cut off, and connects again.
-MOST_WAITING = 1000
+#: Characters that may wait for an agent that does not read; with more it is cut off, and connects again.
+MOST_WAITING = 16 * MAX_FRAME_BYTES
 #: Seconds for which an agent that is cut off is waited for to read why.
 CLOSE_S = 2.0
 
@@ -36,20 +36,30 @@ class AgentSocket:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._waiting: deque[str] = deque()
+        self._waiting_size = 0
+        self._allowance = Allowance(MAX_FRAME_BYTES, time.monotonic())
         self._lock = threading.Lock()
         self._woken = False
         self._wake = asyncio.Event()
         self.closed_why: str | None = None
 
-    def send(self, text: str) -> None:
+    def send(self, text: str, *, is_order: bool = False) -> None:
         """Queue a frame; many queued at once cost the event loop one wake-up."""
         with self._lock:
             if self.closed_why is not None:
                 return  # nobody will read it
             self._waiting.append(text)
-            if len(self._waiting) > MOST_WAITING and self.closed_why is None:
+            self._waiting_size += len(text)
+            if is_order:
+                self._allowance.ordered(len(text))
+            if self._waiting_size > MOST_WAITING:
                 self.closed_why = "frames are not read"
         self._call()
+
+    def excess(self, size: int) -> str | None:
+        """Why a frame of this size is more than the agent may send now, as a sentence; None when it is not."""
+        with self._lock:
+            return self._allowance.excess(size, time.monotonic())
 
     def close(self, why: str) -> None:
         """End the connection after what is queued."""
@@ -74,6 +84,8 @@ class AgentSocket:
                 frames, self._waiting, self._woken = self._waiting, deque(), False
             for text in frames:
                 await socket.send_text(text)
+                with self._lock:
+                    self._waiting_size -= len(text)
             if self.closed_why is not None and not self._waiting:
                 await socket.close(1000, self.closed_why[:100])
                 return
@@ -116,14 +128,13 @@ class AgentsApi:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _read(self, socket: WebSocket, session: AgentSocket, region: str, proven: bool) -> None:
-        allowance = Allowance(MAX_FRAME_BYTES, time.monotonic())
         while True:
             message = await socket.receive()
             if message["type"] == "websocket.disconnect":
                 return
             text = message.get("text")
             frame = text if text is not None else message.get("bytes") or b""
-            if (excess := allowance.excess(len(frame), time.monotonic())) is not None:
+            if (excess := session.excess(len(frame))) is not None:
                 log.warning("an agent of %s is cut off: %s", region, excess)
                 session.send(encode({"type": "error", "message": excess}))
                 session.close(excess)

@@ -15,12 +15,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from dispatcher.api.agents import AgentsApi
 from dispatcher.api.answers import Handler, Refused, error_response, guarded
 from dispatcher.api.auth import Auth
+from dispatcher.api.event_reports import EventReports
 from dispatcher.api.fleet import FleetApi
 from dispatcher.api.grid_events import GridEvents
 from dispatcher.api.health import Health, healthz
 from dispatcher.api.intake import Express
 from dispatcher.api.limits import BodyLimit, body_bytes
 from dispatcher.api.meters import Meters
+from dispatcher.api.openadr3 import OpenAdr3
 from dispatcher.api.ray_jobs import SUBMIT_PATHS, RayJobs
 from dispatcher.api.self_service import SelfService
 from dispatcher.api.services import Services
@@ -67,7 +69,7 @@ def create_app(services: Services) -> ASGIApp:
     ray_jobs = RayJobs(services, health)
     v1, own, webhooks = V1(services, ray_jobs, events, version), SelfService(services), Webhooks(services, events)
     meters = Meters(services)
-    fleet = FleetApi(services)
+    fleet, openadr3, reports = FleetApi(services), OpenAdr3(services), EventReports(services)
     router = APIRouter()
     for method, path, handler, what in (
         ("POST", "/v1/jobs", v1.submit, "jobs"),
@@ -88,8 +90,16 @@ def create_app(services: Services) -> ASGIApp:
         ("GET", "/v1/signals", SignalsApi(services).get, "regions"),
         ("GET", "/v1/events", v1.events, "events"),
         ("POST", "/v1/events", v1.create_event, "events"),
+        ("POST", "/v1/events/{source}/{event_id:path}/opt-out", v1.opt_out, "events"),
+        ("DELETE", "/v1/events/{source}/{event_id:path}/opt-out", v1.opt_in, "events"),
+        ("GET", "/v1/events/{source}/{event_id:path}/report", reports.report, "events"),
+        ("GET", "/v1/flexibility", reports.flexibility, "events"),
+        ("GET", "/v1/events/{source}/{event_id:path}", v1.event, "events"),
         ("DELETE", "/v1/events/{source}/{event_id:path}", v1.cancel_event, "events"),
         ("POST", "/v1/webhooks/{source}", webhooks.receive, "events"),
+        ("GET", "/v1/openadr3", openadr3.show, "events"),
+        ("GET", "/v1/openadr3/callback", openadr3.echo, "events"),
+        ("POST", "/v1/openadr3/callback", openadr3.notify, "events"),
         ("GET", "/v1/meters", meters.show, "meters"),
         ("POST", "/v1/meters/{region}/{meter}", meters.push, "meters"),
         ("GET", "/v1/status", v1.status, "control plane"),

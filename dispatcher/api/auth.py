@@ -29,7 +29,7 @@ REMEMBER_S = 2.0
 FORGET_S = 30.0
 #: Paths that need no token: they say nothing, or have credentials of their own.
 _OPEN = ("/healthz", "/readyz")
-_OWN_CREDENTIALS = ("/v1/webhooks/", "/v1/self", "/v1/agents/channel")
+_OWN_CREDENTIALS = ("/v1/webhooks/", "/v1/openadr3/callback", "/v1/self", "/v1/agents/channel")
 #: What browsers send and Ray's clients do not: it needs the long look.
 _OF_BROWSERS = (b"origin", b"sec-fetch-site", b"cookie")
 _COOKIE = "ray-authentication-token"

@@ -6,26 +6,33 @@ It knows nothing of signatures or of what a limit does to jobs.
 import asyncio
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from dispatcher.api.answers import in_thread
 from dispatcher.api.services import Services
-from dispatcher.errors import AlreadyExists, BadInput, NotFound
-from dispatcher.store import GridEvent
+from dispatcher.config import Config
+from dispatcher.config_events import MAX_RECOVERY_S
+from dispatcher.errors import AlreadyExists, BadInput, IllegalMove, NotFound
+from dispatcher.store import GridEvent, GridEventChange, GridStep
 from policies.durations import parse_duration
 
 _EVENT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+-]{0,127}", re.ASCII)
-_FIELDS = frozenset({"event_id", "version", "region", "start", "end", "duration", "limit_w", "reason", "test"})
-_MAX_REASON = 500
+_OF_A_STEP = ("start", "end", "duration", "limit_w")
+_FIELDS = frozenset({"event_id", "version", "region", "branch", "steps", "reason", "test", "recovery", *_OF_A_STEP})
+#: Characters of a reason, and steps of an event.
+MAX_REASON, MAX_STEPS = 500, 500
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MAX_VERSION = 1 << 53
 
 Problem = tuple[str, object, str]
+#: The names of regions, with those of their branches.
+Regions = Mapping[str, Sequence[str]]
 
 
-def event_from(data: Any, source: str, regions: list[str], now: datetime) -> tuple[GridEvent, int | None]:
+def event_from(data: Any, source: str, regions: Regions, now: datetime) -> tuple[GridEvent, int | None]:
     """The event that a JSON object asks for, and its version as given (None: not given, then 1). Raises BadInput."""
     if not isinstance(data, dict):
         raise BadInput([("data", data, "must be an object")])
@@ -34,33 +41,95 @@ def event_from(data: Any, source: str, regions: list[str], now: datetime) -> tup
     ]
     event_id = _event_id(data, problems)
     version = _version(data, problems)
-    region, limit_w = data.get("region"), data.get("limit_w")
+    region, branch = data.get("region"), data.get("branch")
     if not isinstance(region, str) or region not in regions:
         problems.append(("region", region, "must be one of " + (", ".join(regions) or "the configured regions")))
-    if isinstance(limit_w, bool) or not isinstance(limit_w, int | float) or not 0 <= limit_w <= 1e12:
-        problems.append(("limit_w", limit_w, "must be a power in W, 0 or more"))
-    start, end = _interval(data, now, problems)
-    reason = data.get("reason", "") or ""
-    if not isinstance(reason, str) or len(reason) > _MAX_REASON:
-        problems.append(("reason", reason, f"must be a sentence of at most {_MAX_REASON} characters"))
+    elif branch is not None and branch not in regions[region]:
+        known = ", ".join(regions[region]) or "it has none"
+        problems.append(("branch", branch, f"must be a [[region.branch]] of {region}: {known}"))
+    reason = _reason("reason", data, problems)
+    steps = _steps(data, reason, now, problems)
     test = data.get("test", False)
     if not isinstance(test, bool):
         problems.append(("test", test, "must be true or false"))
-    if problems or not isinstance(limit_w, int | float):
+    recovery_s = _seconds("recovery", data.get("recovery"), MAX_RECOVERY_S, problems)
+    if problems or not steps:
         raise BadInput(problems)
     event = GridEvent(
         source=source,
         event_id=event_id,
         version=1 if version is None else version,
         region=str(region),
-        start=start,
-        end=end,
-        limit_w=float(limit_w),
+        start=steps[0].start,
+        end=steps[-1].end,
+        limit_w=min(step.limit_w for step in steps),
         received_at=now,
         reason=reason,
         test=test,
+        steps=tuple(steps),
+        branch=branch,
+        recovery_s=recovery_s,
     )
     return event, version
+
+
+def regions_of(config: Config) -> Regions:
+    """The configured regions, each with its branches."""
+    return {region.name: [branch.name for branch in region.branches] for region in config.regions}
+
+
+def _reason(field: str, data: Mapping[str, Any], problems: list[Problem]) -> str:
+    reason = data.get("reason", "") or ""
+    if not isinstance(reason, str) or len(reason) > MAX_REASON:
+        problems.append((field, reason, f"must be a sentence of at most {MAX_REASON} characters"))
+        return ""
+    return reason
+
+
+def _steps(data: Mapping[str, Any], reason: str, now: datetime, problems: list[Problem]) -> list[GridStep]:
+    """The one limit that the object itself is, or those of its ``steps``, each of which begins where the one before it ends
+    unless it says otherwise."""
+    given = data.get("steps")
+    if given is None:
+        step = _step(data, "", now, now, reason, problems)
+        return [step] if step is not None else []
+    problems += [(name, data[name], "leave it out: the steps say it") for name in _OF_A_STEP if data.get(name) is not None]
+    if not isinstance(given, list) or not 1 <= len(given) <= MAX_STEPS or not all(isinstance(one, dict) for one in given):
+        problems.append(
+            ("steps", given, f"must be a list of 1 to {MAX_STEPS} objects with limit_w, and start, end or duration")
+        )
+        return []
+    steps: list[GridStep] = []
+    begins: datetime | None = now
+    for index, one in enumerate(given):
+        where = f"steps[{index}]."
+        problems += [(f"{where}{name}", one[name], "no such field") for name in one if name not in (*_OF_A_STEP, "reason")]
+        if begins is None:
+            problems.append((f"steps[{index - 1}].end", None, "only the last step may be open"))
+            return []
+        step = _step(
+            one, where, now if index == len(given) - 1 else None, begins, _reason(f"{where}reason", one, problems), problems
+        )
+        if step is None:
+            return []
+        if steps and step.start < begins:
+            problems.append(
+                (f"{where}start", one.get("start"), f"must not be before the step before it ends, {begins.isoformat()}")
+            )
+        begins = step.end
+        steps.append(replace(step, interval_id=index, reason=step.reason or reason))
+    return steps
+
+
+def _step(
+    data: Mapping[str, Any], where: str, now: datetime | None, begins: datetime, reason: str, problems: list[Problem]
+) -> GridStep | None:
+    limit_w = data.get("limit_w")
+    if isinstance(limit_w, bool) or not isinstance(limit_w, int | float) or not 0 <= limit_w <= 1e12:
+        problems.append((f"{where}limit_w", limit_w, "must be a power in W, 0 or more"))
+        limit_w = None
+    start, end = _interval(data, where, now, begins, problems)
+    return None if limit_w is None else GridStep(start, end, float(limit_w), reason=reason)
 
 
 def _event_id(data: Mapping[str, Any], problems: list[Problem]) -> str:
@@ -81,25 +150,42 @@ def _version(data: Mapping[str, Any], problems: list[Problem]) -> int | None:
     return version
 
 
-def _interval(data: Mapping[str, Any], now: datetime, problems: list[Problem]) -> tuple[datetime, datetime | None]:
-    start = _time("start", data.get("start"), problems) or now
-    end = _time("end", data.get("end"), problems)
+def _interval(
+    data: Mapping[str, Any], where: str, now: datetime | None, begins: datetime, problems: list[Problem]
+) -> tuple[datetime, datetime | None]:
+    """Start and end; it must not be over at ``now`` (None: it may)."""
+    start = _time(f"{where}start", data.get("start"), problems) or begins
+    end = _time(f"{where}end", data.get("end"), problems)
     duration = data.get("duration")
     if duration is not None:
         if data.get("end") is not None:
-            problems.append(("duration", duration, "give end or duration, not both"))
+            problems.append((f"{where}duration", duration, "give end or duration, not both"))
+        seconds = _seconds(f"{where}duration", duration, 366 * 86400.0, problems)
         try:
-            seconds = duration if isinstance(duration, int | float) else parse_duration(str(duration))
-            if isinstance(duration, bool) or not math.isfinite(seconds) or not 0 < seconds <= 366 * 86400:
-                raise ValueError("out of range")
-            end = start + timedelta(seconds=float(seconds))
-        except (ValueError, OverflowError):
-            problems.append(("duration", duration, "must be a duration such as '2h' or a number of seconds"))
+            end = None if seconds is None else start + timedelta(seconds=seconds)
+        except OverflowError:
+            problems.append((f"{where}duration", duration, f"is too long after {start.isoformat()}"))
     if end is not None and end <= start:
-        problems.append(("end", data.get("end"), f"must be after start, {start.isoformat()}"))
-    elif end is not None and end <= now:
-        problems.append(("end", data.get("end"), f"has passed already; it is {now.isoformat()}"))
+        problems.append((f"{where}end", data.get("end"), f"must be after start, {start.isoformat()}"))
+    elif end is not None and now is not None and end <= now:
+        problems.append((f"{where}end", data.get("end"), f"has passed already; it is {now.isoformat()}"))
     return start, end
+
+
+def _seconds(field: str, value: Any, most_s: float, problems: list[Problem]) -> float | None:
+    """A length of time that was given, s, above 0; None where it was not, or is wrong."""
+    if value is None:
+        return None
+    try:
+        seconds = value if isinstance(value, int | float) else parse_duration(str(value))
+        if not isinstance(value, bool) and math.isfinite(seconds) and 0 < seconds <= most_s:
+            return float(seconds)
+    except (ValueError, OverflowError):
+        pass
+    problems.append(
+        (field, value, f"must be a duration such as '2h' or a number of seconds, of at most {most_s / 86400:g} days")
+    )
+    return None
 
 
 def _time(name: str, value: Any, problems: list[Problem]) -> datetime | None:
@@ -118,12 +204,15 @@ def _time(name: str, value: Any, problems: list[Problem]) -> datetime | None:
 def _differ(event: GridEvent, held: GridEvent) -> bool:
     """Whether two texts of one version ask for different things. A start that was not given is the time of receipt, and a
     message sent again is received later."""
-    if (event.region, event.limit_w, event.test) != (held.region, held.limit_w, held.test):
+    if (event.region, event.branch, event.test) != (held.region, held.branch, held.test):
         return True
-    if event.start == event.received_at and held.start == held.received_at:
-        length, held_length = ((one.end - one.start) if one.end is not None else None for one in (event, held))
-        return length != held_length
-    return (event.start, event.end) != (held.start, held.end)
+    relative = event.start == event.received_at and held.start == held.received_at
+    asked, asked_before = (
+        [(s.start - since, s.end - since if s.end is not None else None, s.limit_w) for s in one.steps]
+        for one in (event, held)
+        for since in (one.start if relative else _EPOCH,)
+    )
+    return asked != asked_before
 
 
 class GridEvents:
@@ -134,7 +223,7 @@ class GridEvents:
         self._lock = asyncio.Lock()
 
     def _held(self, source: str, event_id: str) -> GridEvent | None:
-        return next((e for e in self._services.store.grid_events() if (e.source, e.event_id) == (source, event_id)), None)
+        return self._services.store.grid_event(source, event_id)
 
     async def save(self, event: GridEvent, version: int | None, message_id: str | None = None) -> tuple[str, GridEvent]:
         """Store; returns "accepted", "duplicate" or "stale", and the event as it is held now.
@@ -147,7 +236,7 @@ class GridEvents:
             if version is None and held is not None and not held.region:
                 return "stale", held  # its sender cancelled it before it came
             if version is None and held is not None:
-                same = replace(event, version=held.version, received_at=held.received_at) == held
+                same = replace(event, version=held.version, received_at=held.received_at, opted_out=held.opted_out) == held
                 event = replace(event, version=held.version if same else held.version + 1)
             elif held is not None and version == held.version and not held.cancelled and _differ(event, held):
                 raise AlreadyExists(
@@ -157,11 +246,32 @@ class GridEvents:
             outcome = await self._write(event, message_id)
             return outcome, event if outcome == "accepted" or held is None else held
 
+    async def opt_out(self, source: str, event_id: str, reason: str | None) -> GridEvent:
+        """Opt out of an event: it binds no more, and stays what its sender asked for. ``reason`` None takes that back.
+
+        Raises NotFound, and IllegalMove for an event that is over."""
+        async with self._lock:
+            held, now = await in_thread(self._held, source, event_id), self._services.clock.now()
+            if held is None or not held.region:
+                raise NotFound(f"there is no event {event_id} from {source}")
+            if held.cancelled or (held.end is not None and held.end <= now):
+                raise IllegalMove(f"event {event_id} from {source} is over: there is nothing to opt out of")
+            what, sentence = ("opted_in", "taken part in after all") if reason is None else ("opted_out", reason)
+            change = GridEventChange(source, event_id, now, held.version, what, sentence)
+            await asyncio.wrap_future(self._services.store.opt_out_grid_event(change, reason))
+            self._services.nudge()
+            return replace(held, opted_out=reason)
+
     async def cancel(
         self, source: str, event_id: str, *, version: int | None = None, message_id: str | None = None
     ) -> tuple[str, GridEvent]:
         """End an event, whatever its length. A sender's messages (those with an id) come in any order, so one that cancels an
-        event not heard of yet is kept, and the event is ignored when it comes. Otherwise raises NotFound for one not held."""
+        event not heard of yet is kept, and the event is ignored when it comes. Otherwise raises NotFound for one not held, and
+        IllegalMove for one of an ``[[event_source]]``, which only its sender ends."""
+        if any(source == one.name for one in self._services.config.event_sources):
+            raise IllegalMove(
+                f"event {event_id} is {source}'s, and only its sender can end it; to stop acting on it, opt out of it"
+            )
         async with self._lock:
             held = await in_thread(self._held, source, event_id)
             now = self._services.clock.now()
@@ -179,7 +289,12 @@ class GridEvents:
             return outcome, ended if outcome == "accepted" else held
 
     async def _write(self, event: GridEvent, message_id: str | None) -> str:
-        outcome = await asyncio.wrap_future(self._services.store.save_grid_event(event, message_id))
+        what = "cancelled" if event.cancelled else "accepted"
+        limit = "" if event.limit_w is None or event.cancelled else f"at most {event.limit_w / 1000:g} kW"
+        sentence = "; ".join(part for part in (limit, event.reason) if part) or what
+        steps = () if event.cancelled else event.steps
+        change = GridEventChange(event.source, event.event_id, event.received_at, event.version, what, sentence, steps=steps)
+        outcome = await asyncio.wrap_future(self._services.store.save_grid_event(event, message_id, change=change))
         if outcome == "accepted":
             self._services.nudge()
         return outcome

@@ -4,7 +4,6 @@ It knows what the control plane last told of itself; it measures nothing.
 """
 
 from collections.abc import Iterable
-from datetime import datetime
 
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -14,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dispatcher.api.answers import in_thread, json_response
-from dispatcher.api.services import LoopStatus, Services
+from dispatcher.api.services import Services
 from dispatcher.errors import GridshiftError
 from policies.world import JobState
 
@@ -23,22 +22,16 @@ SILENT_S, SILENT_PERIODS = 15.0, 10.0
 _CONTROL = "control"
 
 
-def silence_s(loop: LoopStatus, now: datetime, speed: float) -> float:
-    """Wall seconds since a loop last began; infinite when it never did."""
-    return float("inf") if loop.last_run_at is None else (now - loop.last_run_at).total_seconds() / speed
-
-
 def problems(services: Services) -> list[str]:
     """Why the control plane cannot work now, as sentences. Blocks."""
     found = []
     if not services.store.healthy():
         found.append("the database does not answer")
-    now, speed = services.clock.now(), services.clock.speed
     control = [loop for loop in services.snapshot().loops if loop.name == _CONTROL]
     if not control:
         found.append("the control loop does not run")
     for loop in control:
-        if silence_s(loop, now, speed) > max(SILENT_S, SILENT_PERIODS * loop.period_s):
+        if loop.silent_s is None or loop.silent_s > max(SILENT_S, SILENT_PERIODS * loop.period_s):
             found.append("the control loop has not run lately")
         if loop.last_error is not None:
             found.append("the control loop fails; /v1/status says how")  # this page needs no token, so it tells no more
@@ -93,7 +86,7 @@ class _Figures(Collector):
             for state in JobState:
                 jobs.add_metric([state.value], counts.get(state, 0))
             yield jobs
-        snapshot, now, speed = services.snapshot(), services.clock.now(), services.clock.speed
+        snapshot = services.snapshot()
         reachable = GaugeMetricFamily("gridshift_region_reachable", "1 when the cluster answered lately.", labels=["region"])
         draw = GaugeMetricFamily("gridshift_region_draw_watts", "Modelled draw of gridshift's jobs.", labels=["region"])
         limit = GaugeMetricFamily("gridshift_region_budget_watts", "Limit in force, when there is one.", labels=["region"])
@@ -110,8 +103,8 @@ class _Figures(Collector):
         for loop in snapshot.loops:
             took.add_metric([loop.name], loop.last_s)
             failing.add_metric([loop.name], float(loop.last_error is not None))
-            if loop.last_run_at is not None:
-                silent.add_metric([loop.name], silence_s(loop, now, speed))
+            if loop.silent_s is not None:
+                silent.add_metric([loop.name], loop.silent_s)
         alarms = GaugeMetricFamily("gridshift_alarms", "Things an operator must know.")
         alarms.add_metric([], len(snapshot.alarms))
         yield from (reachable, draw, limit, gpus, took, silent, failing, alarms)

@@ -29,7 +29,7 @@ class BodyLimit:
     def _limit(self, path: str) -> tuple[int, str]:
         if path.startswith("/api/packages/"):
             return self._package, "exclude files, or raise server.max_package_mb"
-        if path.startswith("/v1/webhooks/"):
+        if path.startswith(("/v1/webhooks/", "/v1/openadr3/")):
             return WEBHOOK_BYTES, "send one event at a time"
         return self._default, "send less, or raise server.max_body_mb"
 

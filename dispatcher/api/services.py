@@ -3,7 +3,7 @@
 The API sees nothing else of it: no clusters, no loops, no secrets.
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,6 +12,9 @@ from typing import Protocol
 
 from dispatcher.clock import Clock
 from dispatcher.config import Config
+from dispatcher.dr.hints import Hints
+from dispatcher.dr.intake import EventIntake
+from dispatcher.dr.vens import Vens
 from dispatcher.packages import PackageStore
 from dispatcher.power.energy import EnergyBook
 from dispatcher.power.fleet import Fleet
@@ -53,7 +56,8 @@ class AlarmStatus:
 
 @dataclass(frozen=True, slots=True)
 class LoopStatus:
-    """One loop of the control plane; ``period_s`` and ``last_s`` (how long its last run took) are wall seconds."""
+    """One loop of the control plane; ``period_s``, ``last_s`` (how long its last run took) and ``silent_s`` (since it last
+    began, whatever the clock was set to meanwhile; None: it never did) are wall seconds."""
 
     name: str
     period_s: float
@@ -61,6 +65,7 @@ class LoopStatus:
     last_s: float
     runs: int
     last_error: str | None
+    silent_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +150,21 @@ class Services(Protocol):
     @property
     def meters(self) -> SiteMeters:
         """The sites' own meters."""
+        ...
+
+    @property
+    def event_intake(self) -> EventIntake:
+        """What is held of the sources of demand-response events."""
+        ...
+
+    @property
+    def hints(self) -> Mapping[str, Hints]:
+        """Who follows the hints of each source that sends only those."""
+        ...
+
+    @property
+    def vens(self) -> Vens:
+        """Who asks the OpenADR 3 sources."""
         ...
 
     @property

@@ -14,7 +14,8 @@ from starlette.responses import Response
 
 from dispatcher.api import intents, savings, views
 from dispatcher.api.answers import in_thread, json_bytes, json_response
-from dispatcher.api.grid_events import GridEvents, event_from
+from dispatcher.api.event_reports import event_json
+from dispatcher.api.grid_events import MAX_REASON, GridEvents, event_from, regions_of
 from dispatcher.api.ray_jobs import RayJobs
 from dispatcher.api.self_service import read_result
 from dispatcher.api.services import Services
@@ -189,14 +190,20 @@ class V1:
 
     async def events(self, request: Request) -> Response:
         """The latest version of every event, ended ones too."""
-        now = self._services.clock.now()
-        found = await in_thread(self._services.store.grid_events)
-        return json_response({"events": [views.grid_event_json(event, now) for event in found]})
+
+        def read() -> list[dict[str, Any]]:
+            found = self._services.store.grid_events()
+            return [event_json(self._services, event, found) for event in found]
+
+        return json_response({"events": await in_thread(read)})
 
     async def create_event(self, request: Request) -> Response:
-        """Limit a region's power: ``{event_id, region, limit_w, start?, end?|duration?, version?, reason?, test?}``."""
+        """Limit a region's power: ``{event_id, region, branch?, limit_w, start?, end?|duration?, version?, reason?, test?}``.
+
+        Several limits one after another: ``steps``, a list of ``{limit_w, start?, end?|duration?, reason?}``, in their place.
+        """
         data, now = parse_object(await request.body()), self._services.clock.now()
-        event, version = event_from(data, OWN_SOURCE, [region.name for region in self._services.config.regions], now)
+        event, version = event_from(data, OWN_SOURCE, regions_of(self._services.config), now)
         outcome, held = await self._events.save(event, version)
         return json_response(
             {"outcome": outcome, "event": views.grid_event_json(held, now)}, 201 if outcome == "accepted" else 200
@@ -207,6 +214,36 @@ class V1:
         outcome, event = await self._events.cancel(request.path_params["source"], request.path_params["event_id"])
         now = self._services.clock.now()
         return json_response({"outcome": outcome, "event": views.grid_event_json(event, now)})
+
+    async def event(self, request: Request) -> Response:
+        """One event: its steps, and what happened to it."""
+        store = self._services.store
+        source, event_id = request.path_params["source"], request.path_params["event_id"]
+
+        def read() -> dict[str, Any]:
+            found, lines = store.grid_event(source, event_id), store.grid_event_changes(source, event_id)
+            if found is None and not lines:
+                raise NotFound(f"there is no event {event_id} from {source}")
+            told = event_json(self._services, found, store.grid_events()) if found is not None else None
+            return {"event": told, "history": [views.grid_event_change_json(line) for line in lines]}
+
+        return json_response(await in_thread(read))
+
+    async def opt_out(self, request: Request) -> Response:
+        """Stop acting on an event that somebody else asked for: ``{reason}``. It stays what was asked for."""
+        data = parse_object(await request.body())
+        reason = data.get("reason")
+        if not isinstance(reason, str) or not 0 < len(reason.strip()) <= MAX_REASON or data.keys() != {"reason"}:
+            raise BadInput([("reason", reason, f"must be why, in a sentence of at most {MAX_REASON} characters")])
+        return await self._opted(request, reason.strip())
+
+    async def opt_in(self, request: Request) -> Response:
+        """Act on an event again that was opted out of."""
+        return await self._opted(request, None)
+
+    async def _opted(self, request: Request, reason: str | None) -> Response:
+        event = await self._events.opt_out(request.path_params["source"], request.path_params["event_id"], reason)
+        return json_response({"event": views.grid_event_json(event, self._services.clock.now())})
 
     # --- the control plane itself ---------------------------------------------------------------------------------
 

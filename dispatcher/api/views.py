@@ -8,7 +8,7 @@ from dispatcher.api.services import AlarmStatus, LoopStatus, RegionStatus
 from dispatcher.config import RegionConfig
 from dispatcher.power.accounts import MODELLED
 from dispatcher.signal_book import SourceStatus
-from dispatcher.store import Attempt, GridEvent, Job, JobEvent
+from dispatcher.store import Attempt, GridEvent, GridEventChange, Job, JobEvent
 from policies.flexibility import deadline_warning
 from policies.world import Alternative, JobState, Placement, Plan, RegionView, Settings
 from signals.series import SlotSeries
@@ -310,6 +310,32 @@ def grid_event_json(event: GridEvent, now: datetime) -> dict[str, Any]:
         "received_at": time_of(event.received_at),
         "reason": event.reason,
         "test": event.test,
+        "branch": event.branch,
+        "protocol": event.protocol,
+        "said_version": event.said_version,
+        "opted_out": event.opted_out,
+        "steps": [
+            {
+                "start": time_of(step.start),
+                "end": time_of(step.end),
+                "limit_w": step.limit_w,
+                "interval_id": step.interval_id,
+                "ramp_s": step.ramp_s,
+                "reason": step.reason,
+            }
+            for step in event.steps
+        ],
+    }
+
+
+def grid_event_change_json(change: GridEventChange) -> dict[str, Any]:
+    """One line of an event's history."""
+    return {
+        "at": time_of(change.at),
+        "version": change.version,
+        "what": change.what,
+        "sentence": change.sentence,
+        "message": change.message,
     }
 
 

@@ -1,7 +1,7 @@
 """The seam to a Ray cluster, shaped by what the control plane needs; `ray_http.py` speaks to real ones over the Jobs API,
 `simulated.py` is a cluster with a memory for simulation and tests. Both pass the same contract test."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -87,8 +87,8 @@ class Cluster(Protocol):
         """Forget an ended submission; unknown is no error."""
         ...
 
-    def logs(self, submission_id: str) -> str | None:
-        """The whole log, or None when the cluster knows no such submission."""
+    def copy_logs(self, submission_id: str, take: Callable[[str], bool]) -> bool:
+        """Hand the log to ``take`` in pieces, until it wants no more; False when the cluster knows no such submission."""
         ...
 
     def close(self) -> None:

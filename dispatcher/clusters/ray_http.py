@@ -5,10 +5,11 @@ that Ray itself did not give.
 """
 
 import json
+import logging
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +21,10 @@ from requests.adapters import HTTPAdapter
 from urllib3.exceptions import ConnectTimeoutError, NewConnectionError, ReadTimeoutError
 
 from dispatcher.clusters import AttemptStatus, ClusterInfo, RayStatus, Submission
+from dispatcher.clusters.long_text import LongText
 from dispatcher.errors import ClusterAccessDenied, ClusterUnreachable, LaunchRefused
+
+log = logging.getLogger(__name__)
 
 #: Up to this many submissions are asked for one by one; for more, the whole list is one request.
 ONE_BY_ONE = 16
@@ -33,6 +37,8 @@ CONNECT_S = 3.0
 SUBMIT_S = 60.0
 #: The slowest upload or log download that is worth waiting for.
 MIN_BYTES_PER_S = 1_000_000
+#: Whoever sends more than this is not Ray; a list of 100,000 jobs has less.
+MAX_ANSWER_BYTES = 256 << 20
 NO_SUCH_JOB = "Job {} does not exist"
 
 
@@ -114,6 +120,10 @@ def submit_body(submission: Submission) -> dict[str, Any]:
     return {key: value for key, value in body.items() if value is not None}
 
 
+class _Unreadable(ClusterUnreachable):
+    """The cluster told of the right submission, and not what is known here: of a later Ray, perhaps."""
+
+
 class RayCluster:
     """The cluster of ``region`` at ``address`` ("http://host:8265"); calls may come from many threads.
 
@@ -142,27 +152,34 @@ class RayCluster:
         return ClusterInfo(session=str(session), ray_version=body["ray_version"], gpus=self._read_gpus())
 
     def statuses(self, submission_ids: Sequence[str]) -> dict[str, AttemptStatus | None]:
-        """The status of each; None only where Ray itself said that it knows no such submission."""
+        """The status of each; None only where Ray itself said that it knows no such submission. One whose status means nothing
+        to us is left out, and the others are told."""
         if len(submission_ids) <= ONE_BY_ONE:
-            return {sid: self._status(sid) for sid in submission_ids}
+            return self._one_by_one(submission_ids)
         path = "/api/jobs/"
         body = self._ask("GET", path, limit_s=3 * self._timeout_s).json()
         if not isinstance(body, list):
             raise self._not_ray(path, "it is no list of jobs")
         listed: dict[str, AttemptStatus] = {}
         for job in body:
+            if not isinstance(job, dict):
+                raise self._not_ray(path, "what it lists are no jobs")
             status = parse_status(job)
-            if status is None:
-                raise self._not_ray(path, "a job in it has another shape")
-            if isinstance(job.get("submission_id"), str):
+            if status is not None and isinstance(job.get("submission_id"), str):
                 listed[job["submission_id"]] = status
-        found: dict[str, AttemptStatus | None] = {sid: listed.get(sid) for sid in submission_ids}
-        # An empty list proves little; that a job is unknown is believed only of an answer about that job.
-        missing = [sid for sid, status in found.items() if status is None]
-        for sid in missing[:ONE_BY_ONE]:
-            found[sid] = self._status(sid)
-        for sid in missing[ONE_BY_ONE:]:
-            del found[sid]  # not asked this time, so nothing is said of it
+        found: dict[str, AttemptStatus | None] = {sid: listed[sid] for sid in submission_ids if sid in listed}
+        # An empty list proves little; that a job is unknown is believed only of an answer about that job. Of those that are not
+        # asked about this time nothing is said.
+        missing = [sid for sid in submission_ids if sid not in listed]
+        return found | self._one_by_one(missing[:ONE_BY_ONE])
+
+    def _one_by_one(self, submission_ids: Sequence[str]) -> dict[str, AttemptStatus | None]:
+        found: dict[str, AttemptStatus | None] = {}
+        for sid in submission_ids:
+            try:
+                found[sid] = self._status(sid)
+            except _Unreadable as error:
+                log.warning("%s", error)
         return found
 
     def submit(self, submission: Submission, packages: Mapping[str, Path], *, maybe_sent: bool) -> None:
@@ -200,10 +217,27 @@ class RayCluster:
         """Forget an ended submission; unknown is no error."""
         self._job("DELETE", submission_id, "", "deleted")
 
-    def logs(self, submission_id: str) -> str | None:
-        """The whole log, or None when the cluster knows no such submission."""
-        body = self._job("GET", submission_id, "/logs", "logs", limit_s=6 * self._timeout_s)
-        return None if body is None else str(body["logs"])
+    def copy_logs(self, submission_id: str, take: Callable[[str], bool]) -> bool:
+        """Hand the log to ``take`` in pieces, until it wants no more; False when the cluster knows no such submission."""
+        path = f"/api/jobs/{quote(submission_id, safe='')}/logs"
+        text, wants_more = LongText("logs"), True
+
+        def pieces(data: bytes) -> bool:
+            nonlocal wants_more
+            try:
+                piece = text.feed(data)
+            except ValueError as error:
+                raise self._not_ray(path, str(error)) from None
+            wants_more = not piece or take(piece)
+            return wants_more and not text.ended
+
+        answer = self._ask("GET", path, expect=(200, 404), limit_s=6 * self._timeout_s, take=pieces)
+        if answer.status == 404:
+            self._check_unknown(answer, submission_id, path)
+            return False
+        if wants_more and not text.ended:
+            raise self._not_ray(path, "the log in it has no end")
+        return True
 
     def close(self) -> None:
         """Let go of connections; a later call makes new ones."""
@@ -217,9 +251,11 @@ class RayCluster:
         body = self._job("GET", submission_id, "", "submission_id")
         if body is None:
             return None
-        status = parse_status(body)
-        if status is None or body["submission_id"] != submission_id:
+        if body["submission_id"] != submission_id or not isinstance(body.get("entrypoint"), str):
             raise self._not_ray(f"/api/jobs/{submission_id}", "it is not that job")
+        status = parse_status(body)
+        if status is None:
+            raise _Unreadable(self._says(f"tells of {submission_id} what nobody here understands: {str(body)[:200]}"))
         return status
 
     def _job(self, verb: str, sid: str, tail: str, key: str, limit_s: float | None = None) -> dict[str, Any] | None:
@@ -227,14 +263,17 @@ class RayCluster:
         path = f"/api/jobs/{quote(sid, safe='')}{tail}"
         answer = self._ask(verb, path, expect=(200, 404), limit_s=limit_s)
         if answer.status == 404:
-            # A proxy in front of a dead head also says 404, and would make us believe that the job is lost.
-            if answer.text.strip() != NO_SUCH_JOB.format(sid):
-                raise self._not_ray(path, "its 404 is not Ray's")
+            self._check_unknown(answer, sid, path)
             return None
         body = answer.json()
         if not isinstance(body, dict) or key not in body:
             raise self._not_ray(path, f"it has no {key!r}")
         return body
+
+    def _check_unknown(self, answer: Answer, sid: str, path: str) -> None:
+        """A proxy in front of a dead head also says 404, and would make us believe that the job is lost."""
+        if answer.text.strip() != NO_SUCH_JOB.format(sid):
+            raise self._not_ray(path, "its 404 is not Ray's")
 
     def _deliver(self, name: str, file: Path) -> None:
         path = f"/api/packages/gcs/{quote(name, safe='')}"
@@ -281,17 +320,26 @@ class RayCluster:
         data: Any = None,
         expect: tuple[int, ...] = (200,),
         limit_s: float | None = None,
+        take: Callable[[bytes], bool] | None = None,
     ) -> Answer:
-        """One request; raises ClusterUnreachable unless Ray answers with an ``expect``-ed status within ``limit_s``."""
-        limit = self._timeout_s if limit_s is None else limit_s
+        """One request; raises ClusterUnreachable unless Ray answers with an ``expect``-ed status within ``limit_s``. The body
+        of a 200 goes to ``take`` where that is given, in pieces, until it wants no more."""
+        limit, begun = self._timeout_s if limit_s is None else limit_s, False
+
+        def passed_on(chunk: bytes) -> bool:
+            nonlocal begun
+            begun = True
+            return take is not None and take(chunk)
+
+        sink = passed_on if take is not None else None
         try:
-            answer = self._send(verb, path, data, limit)
+            answer = self._send(verb, path, data, limit, sink)
         except requests.ConnectionError as error:
             # A kept connection that the far end closed meanwhile; asking again is harmless only for a question.
-            if verb != "GET" or _never_sent(error) or _timed_out(error):
+            if verb != "GET" or begun or _never_sent(error) or _timed_out(error):
                 raise self._no_answer(error) from error
             try:
-                answer = self._send(verb, path, data, limit)
+                answer = self._send(verb, path, data, limit, sink)
             except requests.RequestException as again:
                 raise self._no_answer(again) from again
         except requests.RequestException as error:
@@ -310,7 +358,7 @@ class RayCluster:
             raise self._not_ray(path, f"a web page with HTTP {answer.status}")
         return answer
 
-    def _send(self, verb: str, path: str, data: Any, limit_s: float) -> Answer:
+    def _send(self, verb: str, path: str, data: Any, limit_s: float, take: Callable[[bytes], bool] | None = None) -> Answer:
         if hasattr(data, "seek"):
             data.seek(0)
         deadline = time.monotonic() + limit_s
@@ -324,9 +372,16 @@ class RayCluster:
             headers={"Content-Type": "application/json"} if isinstance(data, bytes) else None,
         ) as response:
             # A socket's time-out starts anew with each byte; the deadline is for the answer as a whole.
-            chunks = []
+            chunks, size = list[bytes](), 0
             for chunk in response.iter_content(1 << 16):
-                chunks.append(chunk)
+                if take is not None and response.status_code == 200:
+                    if not take(chunk):
+                        break
+                else:
+                    chunks.append(chunk)
+                    size += len(chunk)
+                if size > MAX_ANSWER_BYTES:
+                    raise self._not_ray(path, f"it has more than {MAX_ANSWER_BYTES >> 20} MiB")
                 if time.monotonic() > deadline:
                     raise requests.ReadTimeout(f"the answer took longer than {limit_s:g} s")
             text = b"".join(chunks).decode("utf-8", "replace")

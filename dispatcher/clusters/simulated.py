@@ -152,11 +152,15 @@ class SimulatedCluster:
                 raise ClusterUnreachable(f"the cluster of {self.region} will not delete {submission_id}: it is {job.status}")
             self._tries.pop(submission_id, None)
 
-    def logs(self, submission_id: str) -> str | None:
-        """The whole log, or None for an unknown submission."""
+    def copy_logs(self, submission_id: str, take: Callable[[str], bool]) -> bool:
+        """Hand the log to ``take``; False for an unknown submission."""
         with self._call():
             job = self._tries.get(submission_id)
-            return None if job is None else "".join(job.log)
+            pieces = None if job is None else list(job.log)
+        for piece in pieces or []:
+            if not take(piece):
+                break
+        return pieces is not None
 
     def close(self) -> None:
         """Nothing to let go of."""

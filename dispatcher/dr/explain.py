@@ -21,13 +21,12 @@ from dispatcher.dr.model import (
     Version,
     answer_json,
     json_of,
-    kw,
     refusal,
     version_json,
 )
 from dispatcher.dr.overlap import Binding, binding, binding_json
 from dispatcher.dr.payloads import Terms
-from dispatcher.dr.site import Site
+from dispatcher.dr.site import Site, above_floor
 from dispatcher.dr.timing import parse_time
 from dispatcher.errors import BadInput
 
@@ -102,7 +101,7 @@ def explain(protocol: str, body: bytes, given: Given, after: Sequence[bytes] = (
         held, answer = _received(held, item, held_version, given.now, read.listing)
         answers.append(answer)
     held, answers = _absent(read, held, answers, given.now)
-    told = tuple(_floor(answer, given.site).warned(*earlier) for answer in answers)
+    told = tuple(above_floor(answer, given.site).warned(*earlier) for answer in answers)
     if not read.listing:
         return Explanation(told, listing=False)
     return Explanation(told, True, tuple(binding(held.values(), given.now, by_priority=given.site.by_priority)))
@@ -207,15 +206,3 @@ def _absent(read: Message, held: Ledger, answers: list[Answer], now: datetime) -
             )
             answers = [answer.warned(text) for answer in answers]
     return held, answers
-
-
-def _floor(answer: Answer, site: Site) -> Answer:
-    """Says where a limit cannot be reached: below what serving needs nothing is taken away."""
-    floor_w = site.floor_w
-    if floor_w is None:
-        return answer
-    low = [s.limit_w for s in answer.segments if s.limit_w < floor_w]
-    if not low:
-        return answer
-    missing = f"the floor is held, and {kw(floor_w - min(low))} reported as missing"
-    return answer.warned(f"{kw(min(low))} is below the serving floor of {kw(floor_w)}: {missing}")

@@ -76,7 +76,8 @@ class Signal:
 
 @dataclass(frozen=True, slots=True)
 class ReportDue:
-    """A report the sender wants. ``at`` is None where we may choose the time."""
+    """A report the sender wants. ``at`` is None where we may choose the time. ``windows`` are the spans of its intervals, in
+    their order; an end of None is open."""
 
     at: datetime | None
     payload_type: str
@@ -84,6 +85,7 @@ class ReportDue:
     reading_type: str | None = None
     units: str | None = None
     aggregate: bool = False
+    windows: tuple[tuple[datetime, datetime | None], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,7 @@ class DrEvent:
     ``final``: no other version may follow. ``counted``: without a version, what differs is the next one. ``polled``: it was
     read from its sender, so it is the truth, not one message of many. ``body`` is what it said, to tell a repetition from a
     different text under the same version. ``lacking``: what it asks for needs a term that the site has not given.
+    ``load_w`` and ``drawn`` are what it was read with: the load when it was first heard of, W, and the random draw, -1 to 1.
     """
 
     source: str | None
@@ -118,6 +121,8 @@ class DrEvent:
     lacking: str | None = None
     body: str = ""
     warnings: tuple[str, ...] = ()
+    load_w: float | None = None
+    drawn: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,7 @@ def _item(wrapper: Element, vtn: str | None, context: Context) -> DrEvent | Answ
         version = _whole(about, "modificationNumber")
         if version is None:
             raise Refused("missing_field", "modificationNumber: missing: must be a whole number, 0 for the first version")
-        return _event(event, about, event_id, source, version, context, notes)
+        return _event(event, about, event_id, source, version, context.about(event_id), notes)
     except Refused as error:
         return replace(refusal(error, event_id, source, version), warnings=notes.all())
 
@@ -132,6 +132,8 @@ def _event(
         test=test is not None and test.lower() != "false",
         polled=True,
         body=_body(event),
+        load_w=context.terms.load_w,
+        drawn=context.drawn,
     )
     if status == "cancelled":
         return replace(made, cancelled=True, warnings=notes.all())
@@ -205,7 +207,7 @@ def _active(event: Element, context: Context, notes: Notes) -> _Active:
     duration = Duration() if length is None else parse_duration(length, "eiActivePeriod.duration", notes)
     if length is None:
         notes.add("eiActivePeriod.duration: missing: read as 0, which has no end")
-    late = timedelta() if after is None else _late(parse_duration(after, "startafter", notes), context.draw_s, notes)
+    late = timedelta() if after is None else _late(parse_duration(after, "startafter", notes), context, notes)
     return _Active(
         Period(at + late if at is not None else None, now, duration),
         late,
@@ -214,10 +216,14 @@ def _active(event: Element, context: Context, notes: Notes) -> _Active:
     )
 
 
-def _late(window: Duration, draw_s: float | None, notes: Notes) -> timedelta:
+def _late(window: Duration, context: Context, notes: Notes) -> timedelta:
     """2.0b's randomisation: the start lies at random within the window after dtstart."""
+    draw_s = context.draw_s
     if window.endless or window.months or not window.rest:
         return timedelta()
+    if draw_s is None and context.drawn is not None:
+        notes.add(f"the start was drawn at random within {window.rest.total_seconds():g} s after dtstart")
+        return window.rest * (1 + context.drawn) / 2
     if draw_s is None:
         most = f"{window.rest.total_seconds():g} s"
         notes.add(f"the start is drawn at random within {most} after dtstart, once an event; shown without the draw")

@@ -6,7 +6,7 @@ was held before; `ledger` does.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone, tzinfo
 from typing import Any
@@ -16,7 +16,8 @@ from dispatcher.dr.payloads import Asked, Descriptor, Terms, read_payloads
 from dispatcher.dr.reports import reports_due
 from dispatcher.dr.timing import Duration, Life, Period, Slot, fitted, means_now, parse_duration, parse_time, schedule, split
 
-_OPERATIONS = {
+#: What may happen to an object, in the words of both versions.
+OPERATIONS = {
     "CREATE": "create",
     "POST": "create",
     "UPDATE": "update",
@@ -55,13 +56,26 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a message is read against. ``earlier``: it came before ``now``, at the time it was sent as far as is known."""
+    """What a message is read against. ``earlier``: it came before ``now``, at the time it was sent as far as is known.
+
+    A random start is drawn as ``draw_s``, or as ``drawn``, -1 to 1 of what it may move. ``recall`` gives what is to be used for
+    one event: its first load and draw are kept over all its versions.
+    """
 
     now: datetime
     terms: Terms
     draw_s: float | None = None
     earlier: bool = False
     programs: Mapping[str, Program] = field(default_factory=dict)
+    drawn: float | None = None
+    recall: Callable[[str], tuple[float | None, float | None]] | None = None
+
+    def about(self, event_id: str) -> "Context":
+        """The context of one event."""
+        if self.recall is None:
+            return self
+        load_w, drawn = self.recall(event_id)
+        return replace(self, terms=replace(self.terms, load_w=load_w), drawn=drawn, recall=None)
 
 
 def programs_in(data: Any) -> dict[str, Program]:
@@ -148,9 +162,9 @@ def _item(operation: object, item: Any, dialect: Dialect, context: Context) -> D
     version: datetime | None = None
     notes = Notes()
     try:
-        done = None if operation is None else _OPERATIONS.get(operation.upper() if isinstance(operation, str) else "")
+        done = None if operation is None else OPERATIONS.get(operation.upper() if isinstance(operation, str) else "")
         if operation is not None and done is None:
-            known = ", ".join(_OPERATIONS)
+            known = ", ".join(OPERATIONS)
             raise Refused("bad_operation", f"operation: {shown(operation)}: must be one of {known}")
         if not isinstance(item, dict):
             raise Refused("not_an_event", f"object: {shown(item)}: must be an object of type EVENT")
@@ -177,7 +191,7 @@ def _item(operation: object, item: Any, dialect: Dialect, context: Context) -> D
                 targets=_targets(item, Notes()),
                 body=_body(item),
             )
-        return _event(item, event_id, version, done, dialect, context, notes)
+        return _event(item, event_id, version, done, dialect, context.about(event_id), notes)
     except Refused as error:
         return replace(refusal(error, event_id, source, version), warnings=notes.all())
 
@@ -246,6 +260,8 @@ def _event(
         targets=_targets(item, notes),
         polled=operation in (None, "read"),
         body=_body(item),
+        load_w=context.terms.load_w,
+        drawn=context.drawn,
     )
     intervals = item.get("intervals")
     if intervals is None and not dialect.needs_intervals:
@@ -370,6 +386,7 @@ def _life(
         own,
         received=received,
         draw_s=context.draw_s,
+        drawn=context.drawn,
         zero_is_open=zero_is_open,
         notes=notes,
         fallback=fallback,
@@ -382,7 +399,15 @@ def _implied(default: Period | None, received: datetime, length: Duration | None
     if default is None:
         return Life(None, None, (), ())
     period = replace(default, duration=length or default.duration or Duration(endless=True))
-    slots = schedule(period, [Period()], received=received, draw_s=context.draw_s, zero_is_open=[True], notes=notes)
+    slots = schedule(
+        period,
+        [Period()],
+        received=received,
+        draw_s=context.draw_s,
+        drawn=context.drawn,
+        zero_is_open=[True],
+        notes=notes,
+    )
     return fitted(slots, None, context.now, notes)
 
 

@@ -11,7 +11,7 @@ from dispatcher.dr.model import Notes, Refused, kw, number, power_w, shown, tidy
 from dispatcher.dr.site import Site
 
 #: What says from which load is counted.
-REFERENCE = "batch_and_serving_reference_kw in the site file, or --load-w"
+REFERENCE = "reference_w of the event source (batch_and_serving_reference_kw in a site file), or --load-w"
 #: Alerts that by themselves mean: as little as possible.
 EMERGENCIES = ("ALERT_GRID_EMERGENCY", "ALERT_BLACK_START")
 _PRICES = frozenset({"PRICE", "PRICE_ALTERNATE", "EXPORT_PRICE"})
@@ -90,7 +90,7 @@ class Terms:
     def reference(self, notes: Notes) -> float | None:
         """What shares of a baseline are counted from."""
         if self.site.reference_w is None and self.load_w is not None:
-            notes.add("the site file gives no reference load; the load given is taken for the baseline")
+            notes.add("no reference load is agreed; the load at receipt is taken for the baseline")
         return self.site.reference_w if self.site.reference_w is not None else self.load_w
 
     def at_receipt(self, notes: Notes) -> float | None:
@@ -208,7 +208,8 @@ def level_caps(level: int, reason: str, terms: Terms, notes: Notes) -> list[Cap]
     asked = terms.site.levels.get(level)
     if asked is None:
         if level:
-            notes.lack(f"{reason}: what level {level} means is not known: give simple_map in the site file")
+            where = "simple_levels of the event source (simple_map in a site file)"
+            notes.lack(f"{reason}: what level {level} means is not known: give {where}")
         return []
     if asked.cap_w is not None:
         return [Cap(asked.cap_w, reason)]

@@ -51,7 +51,8 @@ def _item(data: Any, context: Context) -> DrEvent | Answer:
                 )
         if not isinstance(dispatch, dict):
             raise Refused("not_an_event", f"fetched: {shown(dispatch)}: must be the dispatch as an object")
-        return _dispatch(dispatch, context, notes)
+        known_id = _id(dispatch)
+        return _dispatch(dispatch, context if known_id is None else context.about(known_id), notes)
     except Refused as error:
         event_id = _id(dispatch) if isinstance(dispatch, dict) else None
         return replace(refusal(error, event_id), warnings=notes.all())
@@ -107,6 +108,7 @@ def _dispatch(dispatch: Mapping[str, Any], context: Context, notes: Notes) -> Dr
         test=test,
         cancelled=not authorized,
         body=json.dumps(dispatch, sort_keys=True, default=str),
+        load_w=context.terms.load_w,
     )
     if not authorized:
         return replace(made, warnings=("authorized is false: the dispatch is cancelled",))
@@ -134,7 +136,8 @@ def _segments(sites: Any, program: Mapping[str, Any], context: Context, notes: N
     own = context.terms.site.name
     mine = [(i, s) for i, s in enumerate(sites) if own is None or own in (s.get("customer_location_id"), s.get("id"))]
     if own is None and len(mine) > 1:
-        raise Refused("which_site", "sites: several, and the site file does not say which one is ours (its key is 'site')")
+        said = "it is not said which one is ours (the key 'site' of the event source or site file)"
+        raise Refused("which_site", f"sites: several, and {said}")
     if not mine:
         notes.add(f"none of its sites is {own}: nothing follows from it")
         return []

@@ -44,6 +44,7 @@ def _one(
             reading if isinstance(reading, str) else None,
             units if isinstance(units, str) else None,
             descriptor.get("aggregate") is True,
+            tuple((slot.start, slot.end) for slot in chosen),
         )
 
     if descriptor.get("reportIntervals") == "OPEN_INTERVALS":

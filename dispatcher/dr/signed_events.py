@@ -53,7 +53,7 @@ def read_signed_event(data: Any, context: Context) -> DrEvent | Answer:
             raise Refused("not_an_event", f"data: {shown(inner)}: must be an object that describes an event")
         inner = _named(inner)
         event_id = _id(inner)
-        return _event(data, inner, event_id, context, notes)
+        return _event(data, inner, event_id, context.about(event_id), notes)
     except Refused as error:
         return replace(refusal(error, event_id), warnings=notes.all())
 
@@ -95,6 +95,7 @@ def _event(envelope: Mapping[str, Any], data: Mapping[str, Any], event_id: str, 
         cancelled=cancelled,
         final=cancelled and version is None,
         body=json.dumps(data, sort_keys=True, default=str),
+        load_w=context.terms.load_w,
     )
     if cancelled:
         return made

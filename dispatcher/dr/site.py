@@ -10,7 +10,7 @@ from datetime import UTC, tzinfo
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from dispatcher.dr.model import MAX_W, shown, tidy
+from dispatcher.dr.model import MAX_W, Answer, kw, shown, tidy
 from dispatcher.errors import BadInput
 
 _POWER_UNITS = {"W": 1.0, "kW": 1e3, "MW": 1e6}
@@ -56,6 +56,16 @@ class Site:
     by_priority: bool = False
     zone: tzinfo | None = None
     power_scale: float | None = None
+
+
+def above_floor(answer: Answer, site: Site) -> Answer:
+    """Says where a limit cannot be reached: below what serving needs nothing is taken away."""
+    floor_w = site.floor_w
+    low = [s.limit_w for s in answer.segments if floor_w is not None and s.limit_w < floor_w]
+    if floor_w is None or not low:
+        return answer
+    missing = f"the floor is held, and {kw(floor_w - min(low))} reported as missing"
+    return answer.warned(f"{kw(min(low))} is below the serving floor of {kw(floor_w)}: {missing}")
 
 
 Problem = tuple[str, object, str]

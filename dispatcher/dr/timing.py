@@ -156,6 +156,7 @@ def schedule(
     draw_s: float | None,
     zero_is_open: Sequence[bool],
     notes: Notes,
+    drawn: float | None = None,
     fallback: Duration | None = None,
 ) -> list[Slot]:
     """Places intervals in time.
@@ -174,9 +175,9 @@ def schedule(
         if index == 0:
             if given is None and not period.now:
                 given = base.start
-            shift = _drawn(period.randomize or base.randomize, draw_s, notes)
+            shift = _drawn(period.randomize or base.randomize, draw_s, drawn, notes)
         elif period.randomize:
-            shift = _drawn(period.randomize, draw_s, notes)
+            shift = _drawn(period.randomize, draw_s, drawn, notes)
         if given is not None:
             at = _moved(given, shift)
         elif index == 0:
@@ -200,10 +201,13 @@ def _moved(at: datetime, shift: timedelta) -> datetime:
         return at
 
 
-def _drawn(randomize: timedelta | None, draw_s: float | None, notes: Notes) -> timedelta:
+def _drawn(randomize: timedelta | None, draw_s: float | None, share: float | None, notes: Notes) -> timedelta:
     if not randomize:
         return timedelta()
     most = abs(randomize)
+    if draw_s is None and share is not None:
+        notes.add(f"the start was drawn at random within {most.total_seconds():g} s either way")
+        return most * share
     if draw_s is None:
         notes.add(
             f"the start is drawn at random within {most.total_seconds():g} s either way, once an event; shown without the draw"

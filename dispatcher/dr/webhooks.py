@@ -53,10 +53,10 @@ def read_signed(body: bytes, checkers: Sequence[Webhook], context: Context) -> M
     message_id, sent_at, text = proved(delivery, checkers, None if context.earlier else context.now)
     at = min(context.now, sent_at) if context.earlier else context.now
     data = json_of(text.encode())
-    return replace(_content(data, replace(context, now=at, earlier=False)), message_id=message_id)
+    return replace(content(data, replace(context, now=at, earlier=False)), message_id=message_id)
 
 
-def _content(data: Any, context: Context) -> Message:
+def content(data: Any, context: Context) -> Message:
     """A proved body in whichever of the shapes that are sent signed."""
     if pointers.is_pointer(data):
         return pointers.read(data, context)
@@ -185,7 +185,8 @@ def _native(data: Any, context: Context) -> DrEvent | Answer:
 def _limit(data: Any, context: Context) -> DrEvent:
     # Which regions there are is the control plane's business: any name will do here, and a file without one means the site's.
     region = data.get("region", context.terms.site.name or "site") if isinstance(data, dict) else None
-    regions = [region] if isinstance(region, str) and region else []
+    branch = data.get("branch") if isinstance(data, dict) else None
+    regions = {region: [branch] if isinstance(branch, str) else []} if isinstance(region, str) and region else {}
     given = {**data, "region": region} if isinstance(data, dict) else data
     late = False
     try:
@@ -207,7 +208,9 @@ def _limit(data: Any, context: Context) -> DrEvent:
         received_at=context.now,
         start=start,
         end=event.end,
-        segments=() if late else (Segment(event.start, event.end, event.limit_w, None, None, reason),),
+        segments=()
+        if late
+        else tuple(Segment(s.start, s.end, s.limit_w, s.interval_id, None, s.reason or reason) for s in event.steps),
         test=event.test,
         counted=True,
         body=json.dumps(data, sort_keys=True, default=str),

@@ -47,6 +47,11 @@ class EnergyRow:
         """Whose meter it is."""
         return (self.node_id, self.uuid)
 
+    @property
+    def minute(self) -> tuple[str, str, int]:
+        """Whose meter it is, and from when."""
+        return (self.node_id, self.uuid, self.start_s)
+
 
 @dataclass(frozen=True, slots=True)
 class Slice:

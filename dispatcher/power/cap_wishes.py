@@ -21,8 +21,9 @@ from policies.sentences import hhmm, kw
 from policies.turns import leaving, limit_key, pausable_now
 from policies.world import PLACED, Flexibility, JobView, RegionView
 
-#: What limits are kept below by, as a share: meters and drivers are not exact.
-MARGIN = 0.01
+#: What limits are kept below by, as a share: meters and drivers are not exact. The least is enough where what is measured has
+#: long been within the limit.
+MARGIN, LEAST_MARGIN = 0.01, 0.004
 #: Lease ids of ours begin with one of these words; what else is on a node is somebody else's.
 OURS = ("plan ", "site ", "event ")
 #: Why GPUs are not capped on which other work than ours runs.
@@ -30,7 +31,8 @@ FOREIGN = "work of no job of gridshift's runs on them"
 
 
 class Wish(NamedTuple):  # ten thousand of them at once, so what is made fastest
-    """A lease that should stand; ``ends_at`` None is open (an economic lease is renewed for as long as it is wished for)."""
+    """A lease that should stand; ``ends_at`` None is open (an economic lease is renewed for as long as it is wished for). It
+    stays for ``stays_s`` after that, so that not all load comes back at once."""
 
     node_id: str
     uuid: str
@@ -39,17 +41,21 @@ class Wish(NamedTuple):  # ten thousand of them at once, so what is made fastest
     limit_w: float
     ends_at: datetime | None
     reason: str
+    stays_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A limit on a region's draw, W at the meter (inf: none of the site, only its branches'), and whose it is."""
+    """A limit on a region's draw, W at the meter (inf: none of the site, only its branches'), and whose it is. With ``branch``
+    it is that branch's alone. ``recovery_s`` is how long load takes to come back after it."""
 
     key: str
     kind: str
     limit_w: float
     ends_at: datetime | None
     reason: str
+    branch: str | None = None
+    recovery_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +69,8 @@ class Trouble:
 
 @dataclass(slots=True)
 class Group:
-    """GPUs below one branch that run the same jobs and so get one cap. ``full_w`` is what one draws uncapped, on average."""
+    """GPUs below one branch that run the same jobs and so get one cap. ``full_w`` is what one draws uncapped, ``unused`` the
+    share of a limit that one leaves undrawn, on average."""
 
     jobs: tuple[str, ...]
     leaf: int
@@ -71,15 +78,18 @@ class Group:
     full_w: float = 0.0
     may_cap: bool = True
     why_not: str = ""
+    unused: float = 0.0
 
 
 @dataclass(slots=True)
 class Draw:
-    """What a GPU draws uncapped, W, while it runs ``jobs``, as far as it is known; since when (s of the caller's clock)."""
+    """What a GPU draws uncapped, W, while it runs ``jobs``, as far as it is known; since when (s of the caller's clock); and
+    which share of its limit it left undrawn while that held it: work that waits now and then draws less than it may."""
 
     jobs: tuple[str, ...]
     since_mono: float
     full_w: float
+    unused: float = 0.0
 
 
 def lease_id(key: str, uuid: str) -> str:
@@ -97,13 +107,16 @@ def on_limits(
     branches: Mapping[str, float],
     draws: Mapping[str, Draw],
     learned: Learned,
+    trust: float = 1.0,
 ) -> tuple[list[Wish], list[Trouble]]:
     """Leases that keep each of ``limits`` and the limits of ``branches`` (W at the meter), and what they cannot do. ``draws``
-    is what each GPU draws uncapped, by uuid; one that is missing there is idle or unknown."""
+    is what each GPU draws uncapped, by uuid; one that is missing there is idle or unknown. ``trust``, 0 to 1: how
+    far what is measured allows to do with a small margin, and to give GPUs on top what they leave undrawn of their limits."""
     limits = [one for one in limits if math.isfinite(one.limit_w) or any(branches.values())]
     if not limits:
         return [], []
-    names = list(dict.fromkeys([*branches, *(node.branch for node in nodes if node.branch is not None)]))
+    of_limits = [one.branch for one in limits if one.branch is not None]
+    names = list(dict.fromkeys([*branches, *of_limits, *(node.branch for node in nodes if node.branch is not None)]))
     leaf_of = {name: at + 1 for at, name in enumerate(names)}
     spares = any(gpu.protected for node in nodes for gpu in node.gpus)
     # The work of others is spared by limits that stand, not by events; mostly there is none, and one look serves both.
@@ -121,18 +134,20 @@ def on_limits(
     for limit in limits:
         kind = limit.kind if spares else ""
         (groups, fixed_w, _), units = looks[kind], units_of[kind]
-        caps = [limit.limit_w, *(branches.get(name) or math.inf for name in names)]
+        caps = [limit.limit_w if limit.branch is None else view.power_limit_w or math.inf]
+        for name in names:
+            caps.append(min(branches.get(name) or math.inf, limit.limit_w if limit.branch == name else math.inf))
         tree = Tree(
             (view.name, *names),
             np.array([-1] + [0] * len(names), dtype=np.int64),
-            np.array(caps) * (1.0 - MARGIN),
+            np.array(caps) * (1.0 - MARGIN - (LEAST_MARGIN - MARGIN) * trust),
             np.array(fixed_w),
             view.pue,
         )
         found = allocate(units, tree)
         if found.shortfalls:
             found = allocate(replace(units, pause_rank=_pause_ranks(groups, jobs)), tree)
-        wishes += _leases(found, groups, limit)
+        wishes += _leases(found, groups, limit, jobs, trust)
         troubles += _told(found, groups, limit, view, leaf_of, jobs)
     return wishes, troubles
 
@@ -177,10 +192,11 @@ def _groups(
                 full_w = _under_leases_w(gpu, node, full_w)
             group = groups.get(key)
             if group is None:
-                groups[key] = Group(on_it, leaf, [gpu], full_w, not why_not, why_not)
+                groups[key] = Group(on_it, leaf, [gpu], full_w, not why_not, why_not, draw.unused)
             else:
                 group.gpus.append(gpu)
                 group.full_w += full_w
+                group.unused += draw.unused
     for one in jobs.values():
         if one.region == view.name and one.state in PLACED:
             # Work that no agent has seen (yet): what its owner says it draws.
@@ -188,6 +204,7 @@ def _groups(
             fixed_w[0] += unseen * one.flex.power_w * view.pue
     for group in groups.values():
         group.full_w /= len(group.gpus)
+        group.unused /= len(group.gpus)
     return list(groups.values()), fixed_w, unknown
 
 
@@ -280,12 +297,16 @@ def _pause_order(job: JobView) -> tuple[int, int, float, str]:
     return (job.flex.priority, -int(job.flex.tier[-1]), overhead, job.id)
 
 
-def _leases(found: Allocation, groups: Sequence[Group], limit: Limit) -> list[Wish]:
+def _leases(found: Allocation, groups: Sequence[Group], limit: Limit, jobs: Mapping[str, JobView], trust: float) -> list[Wish]:
     """The allocation as leases: whole W, rounded down, never below what a group accepts."""
     wishes = []
-    limits_w, speeds = np.floor(found.draw_w + 1e-3).tolist(), np.round(found.speed, 2).tolist()
+    unused = np.array([group.unused for group in groups]) * trust
+    limits_w, speeds = np.floor(found.draw_w / (1.0 - unused) + 1e-3).tolist(), np.round(found.speed, 2).tolist()
+    stays_s = _stays(found, groups, limit, jobs)
     reasons: dict[tuple[float, float, float | None], str] = {}  # many groups have the same
-    for group, is_capped, limit_w, speed in zip(groups, found.capped.tolist(), limits_w, speeds, strict=True):
+    for number, (group, is_capped, limit_w, speed) in enumerate(
+        zip(groups, found.capped.tolist(), limits_w, speeds, strict=True)
+    ):
         if not is_capped or not group.may_cap:
             continue
         default_w = group.gpus[0].default_w
@@ -294,9 +315,60 @@ def _leases(found: Allocation, groups: Sequence[Group], limit: Limit) -> list[Wi
             share = limit_w / default_w if default_w else 1.0
             reason = f"{limit.reason}: {limit_w:.0f} W ({share:.0%} of the default), about {speed:.0%} of its speed"
             reasons[limit_w, speed, default_w] = reason
-        for gpu in group.gpus:
+        first_s, each_s = stays_s.get(number, (0.0, 0.0))
+        for at, gpu in enumerate(group.gpus, 1):
             name = lease_id(limit.key, gpu.uuid)
-            wishes.append(Wish(gpu.node_id, gpu.uuid, name, limit.kind, limit_w, limit.ends_at, reason))
+            lasts_s = first_s + at * each_s
+            wishes.append(Wish(gpu.node_id, gpu.uuid, name, limit.kind, limit_w, limit.ends_at, reason, lasts_s))
+    return wishes
+
+
+def _stays(
+    found: Allocation, groups: Sequence[Group], limit: Limit, jobs: Mapping[str, JobView]
+) -> dict[int, tuple[float, float]]:
+    """For how long, s, caps stay after a limit's end, so that load comes back on a straight line whoever is alive then: by the
+    group's number, when its turn begins and how far its GPUs are apart. The least flexible come back first."""
+    if limit.recovery_s <= 0:
+        return {}
+    back_w = [
+        (number, (group.full_w - draw_w) * len(group.gpus))
+        for number, (group, draw_w) in enumerate(zip(groups, found.draw_w.tolist(), strict=True))
+        if found.capped[number] and group.may_cap
+    ]
+    total_w = sum(watts for _, watts in back_w)
+    stays: dict[int, tuple[float, float]] = {}
+    done_w = 0.0
+    for number, watts in sorted(back_w, key=lambda one: _back_order(groups[one[0]], jobs)):
+        share_s = limit.recovery_s * watts / total_w
+        stays[number] = (limit.recovery_s * done_w / total_w, share_s / len(groups[number].gpus))
+        done_w += watts
+    return stays
+
+
+def _back_order(group: Group, jobs: Mapping[str, JobView]) -> tuple[int, int, tuple[str, ...], int]:
+    views = [jobs[job_id].flex for job_id in group.jobs if job_id in jobs]
+    return (
+        -max((flex.priority for flex in views), default=0),
+        min((int(flex.tier[-1]) for flex in views), default=0),
+        group.jobs,
+        group.leaf,
+    )
+
+
+def coming_back(nodes: Sequence[NodeLive], jobs: Mapping[str, JobView], ended: Mapping[str, datetime]) -> list[Wish]:
+    """Leases of limits that are over (their keys, and when each ended) as they stand: each goes on to its own end. ``stays_s``
+    is what its node tells of that; who ordered it knows better."""
+    wishes = []
+    for node in nodes:
+        if not node.leases:
+            continue
+        on = {gpu.uuid: gpu.jobs or () for gpu in node.gpus}
+        for lease in node.leases:
+            end = next((at for key, at in ended.items() if lease_id(key, lease.uuid) == lease.lease_id), None)
+            if end is None or any(job in jobs and not jobs[job].flex.may_be_slowed for job in on.get(lease.uuid, ())):
+                continue
+            stays_s = max(0.0, (lease.ends_at - end).total_seconds()) if lease.ends_at is not None else 0.0
+            wishes.append(Wish(node.node_id, lease.uuid, lease.lease_id, "event", lease.limit_w, end, lease.reason, stays_s))
     return wishes
 
 
@@ -415,6 +487,9 @@ def as_they_stand(
             planned = unknown and lease.lease_id.startswith("plan ") and lease.lease_id.split(" ")[1] in caps
             if limit is not None or planned:
                 ends_at = limit.ends_at if limit is not None else None
-                of_lease = (lease.lease_id, lease.kind, lease.limit_w, ends_at, lease.reason)
+                stays_s = 0.0
+                if limit is not None and limit.recovery_s and lease.ends_at is not None and ends_at is not None:
+                    stays_s = min(limit.recovery_s, max(0.0, (lease.ends_at - ends_at).total_seconds()))
+                of_lease = (lease.lease_id, lease.kind, lease.limit_w, ends_at, lease.reason, stays_s)
                 wishes.append(Wish(node.node_id, lease.uuid, *of_lease))
     return wishes

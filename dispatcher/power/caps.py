@@ -15,11 +15,22 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from dispatcher.config import Config
-from dispatcher.power.cap_wishes import OURS, Draw, Limit, Trouble, Wish, as_they_stand, on_limits, on_plan
+from dispatcher.power.cap_wishes import (
+    LEAST_MARGIN,
+    OURS,
+    Draw,
+    Limit,
+    Trouble,
+    Wish,
+    as_they_stand,
+    coming_back,
+    on_limits,
+    on_plan,
+)
 from dispatcher.power.hub import CapOrder, CapResult, GpuLive, Hub, NodeLive, Release
 from dispatcher.power.lowest import lowest_draws
 from policies.cap_model import PLANNED_CAPS, Learned, Observation, common_points, usual_draw
-from policies.world import PLACED, CapPoint, JobState, JobView, RegionView, World
+from policies.world import PLACED, Budget, CapPoint, JobState, JobView, RegionView, World
 
 log = logging.getLogger(__name__)
 
@@ -31,13 +42,19 @@ RETRY_S = 5.0
 LEAD_S = 5.0
 #: A cap is raised, or lowered, only by at least these shares of the default limit: draws are noisy, and every order costs. What
 #: is not lowered is less than what limits are kept below by.
-RAISE, LOWER = 0.02, 0.005
+RAISE, LOWER = 0.01, 0.005
 #: A job that has run for less, wall s, may not draw yet what it will.
 SETTLING_S = 60.0
 #: How fast a remembered uncapped draw follows a lower one, each second.
 FALL = 0.02
 #: A GPU that draws less than this share of its limit is not held by it.
 BINDS = 0.8
+#: How fast what held GPUs leave undrawn is followed, each second, and the most of it that is given to them on top.
+FOLLOW, MOST_UNUSED = 0.05, 0.08
+#: How that is taken back when more is drawn than a limit allows, and given again while it is not; a share each second.
+TAKE_BACK, GIVE_AGAIN = 0.25, 0.02
+#: A cap whose own end moves by less than this, s, is not ordered again for that.
+STAYS_S = 60.0
 #: For so long, wall s, a GPU that is not free keeps the jobs that were last seen on it: who is there is not told at every look.
 UNSEEN_S = 10.0
 #: Wall s between two observations of one job.
@@ -73,6 +90,8 @@ class CapLoop:
         #: What jobs draw at the lowest caps that they accept and that can be set now, W at the GPUs, by id.
         self.lowest_w: Mapping[str, float] = {}
         self._unheld: set[tuple[str, str]] = set()
+        #: By region, how far what GPUs leave undrawn of their limits may be given to them, 0 to 1.
+        self._trust: dict[str, float] = {}
         self._started_mono = mono()
         self._heard: set[str] = set()
         self._lock = threading.Lock()
@@ -85,6 +104,8 @@ class CapLoop:
         self._observed: dict[str, float] = {}
         self._sent: dict[tuple[str, str], _Sent] = {}
         self._released: dict[tuple[str, str], float] = {}
+        #: Event leases that were wished for no more before their event was over.
+        self._taken_back: set[tuple[str, str]] = set()
         self._points: Mapping[str, tuple[CapPoint, ...]] = {}
         self._troubles: tuple[Trouble, ...] = ()
         self._type_of: dict[str, str] = {}
@@ -160,9 +181,11 @@ class CapLoop:
                 if not here:
                     continue  # without agents nothing can be capped; holding and pausing are the control loop's
                 limits, branches = self._limits(view, world, now), self._branches.get(view.name, {})
+                trust = self._trusted(view, here, limits)
                 try:
-                    made, told = on_limits(view, here, jobs, limits, branches, draws[view.name], self.learned)
+                    made, told = on_limits(view, here, jobs, limits, branches, draws[view.name], self.learned, trust)
                     wishes += [*made, *on_plan(here, jobs, planned), *as_they_stand(here, jobs, limits, planned)]
+                    wishes += self._coming_back(view, here, jobs, world, now)
                     troubles += told
                 except Exception as error:
                     # One region must not cost the others their caps; there, what stands goes on until its own end.
@@ -196,12 +219,44 @@ class CapLoop:
         if math.isfinite(standing_w) or self._branches.get(view.name):
             limits.append(Limit("site limit", "economic", standing_w, None, "site limit"))
         soon = now + timedelta(seconds=LEAD_S * self._speed)
-        for budget in world.budgets:
+        for budget in (*world.budgets, *world.branch_budgets):
             if budget.region == view.name and budget.start <= soon and (budget.end is None or now < budget.end):
-                key = f"event {budget.event_id}" + (f" of {budget.source}" if budget.source else "")
                 reason = budget.reason or f"event {budget.event_id}"
-                limits.append(Limit(key, "event", min(budget.limit_w, standing_w), budget.end, reason))
+                limit_w = budget.limit_w if budget.branch is not None else min(budget.limit_w, standing_w)
+                last = (budget.end, reason, budget.branch, budget.recovery_s or 0.0)
+                limits.append(Limit(_key(budget), "event", limit_w, *last))
         return limits
+
+    def _coming_back(
+        self, view: RegionView, nodes: list[NodeLive], jobs: Mapping[str, JobView], world: World, now: datetime
+    ) -> list[Wish]:
+        """Caps of events that have ended a short while ago: each stays until its own turn to be let go of."""
+        ended: dict[str, datetime] = {}
+        for budget in (*world.budgets, *world.branch_budgets):
+            if budget.region != view.name or budget.end is None or not budget.recovery_s:
+                continue
+            if budget.end <= now < budget.end + timedelta(seconds=budget.recovery_s):
+                ended[_key(budget)] = budget.end
+        wishes = []
+        for wish in coming_back(nodes, jobs, ended) if ended else ():
+            sent = self._sent.get((wish.node_id, wish.lease_id))
+            ours = wish if sent is None else wish._replace(stays_s=sent.wish.stays_s)
+            if wish.ends_at is not None and now < wish.ends_at + timedelta(seconds=ours.stays_s):
+                wishes.append(ours)
+        return wishes
+
+    def _trusted(self, view: RegionView, nodes: list[NodeLive], limits: Iterable[Limit]) -> float:
+        """How far GPUs may be given what they leave undrawn: more with each second in which the site's limit is kept, as far as
+        that is measured, and less with each in which it is not."""
+        limit_w = min((one.limit_w for one in limits if one.branch is None), default=math.inf)
+        if not math.isfinite(limit_w):
+            self._trust.pop(view.name, None)
+            return 0.0
+        drawn_w = view.bypass_w + view.pue * sum(gpu.power_w or 0.0 for node in nodes for gpu in node.gpus)
+        trust = self._trust.get(view.name, 0.0)
+        trust += -TAKE_BACK if drawn_w > limit_w * (1.0 - LEAST_MARGIN / 2) else GIVE_AGAIN
+        self._trust[view.name] = min(1.0, max(0.0, trust))
+        return self._trust[view.name]
 
     def _as_known(self, node: NodeLive, jobs: Mapping[str, JobView]) -> NodeLive:
         """A node as it is to be decided on. What it does not tell is not nothing: one that has only just connected counts as
@@ -265,6 +320,10 @@ class CapLoop:
                         known.full_w = power_w
                     elif settled and not held:
                         known.full_w += FALL * (power_w - known.full_w)
+                    if held:
+                        limit_w = gpu.enforced_w if gpu.enforced_w is not None else gpu.limit_w
+                        unused = 1.0 - power_w / limit_w if limit_w else 0.0
+                        known.unused += FOLLOW * (min(max(unused, 0.0), MOST_UNUSED) - known.unused)
                     if settled and not held and default_w:
                         self._observe(gpu, jobs, power_w / default_w, mono)
                 if default_w:
@@ -388,7 +447,7 @@ class CapLoop:
                 continue
             ttl_s = ECONOMIC_S if wish.kind == "economic" else None
             if wish.kind == "event" and wish.ends_at is not None:
-                ttl_s = (wish.ends_at - now).total_seconds() / self._speed
+                ttl_s = ((wish.ends_at - now).total_seconds() + wish.stays_s) / self._speed
                 if ttl_s <= 0:
                     continue
             if sent is not None and (sent.ok is not True or abs(sent.wish.limit_w - wish.limit_w) < 0.5):
@@ -396,19 +455,30 @@ class CapLoop:
             else:
                 self._sent[key] = _Sent(wish, mono, mono)
             orders.append(CapOrder(wish.lease_id, wish.kind, wish.node_id, wish.uuid, wish.limit_w, ttl_s, wish.reason))
+        gone = [key for key in self._sent if key not in wanted and key[0] in live]
+        for key in gone:
+            ends_at = self._sent[key].wish.ends_at
+            if ends_at is None or now < ends_at:
+                self._taken_back.add(key)
+        for key in [key for key in self._taken_back if key not in gone and key[0] in live]:
+            if key in wanted or key[1] not in standing[key[0]]:
+                self._taken_back.discard(key)
+        doubting = self._hub.doubting()
         releases = []
         for node_id, leases in standing.items():
             for name, lease in leases.items():
                 key = (node_id, name)
                 if lease.kind == "event" and (node_id, lease.uuid) in unclear:
                     continue
+                if lease.kind == "event" and lease.ends_at and node_id in doubting and key not in self._taken_back:
+                    continue  # over by our clock alone, which may be the one that is wrong: it ends by itself
                 if name.startswith(OURS) and key not in wanted and mono - self._released.get(key, -math.inf) >= RETRY_S:
                     releases.append(key)
-        for key in [key for key in self._sent if key not in wanted]:
-            if key[0] in live:
-                if key not in releases and mono - self._released.get(key, -math.inf) >= RETRY_S:
-                    releases.append(key)
-                del self._sent[key]
+        for key in gone:
+            may_stand = key[0] in doubting and key not in self._taken_back
+            if key not in releases and not may_stand and mono - self._released.get(key, -math.inf) >= RETRY_S:
+                releases.append(key)
+            del self._sent[key]
         for key in releases:
             self._released[key] = mono
         for key in [key for key, at in self._released.items() if mono - at > 2 * RETRY_S]:
@@ -435,6 +505,8 @@ class CapLoop:
         if wish.kind == "economic" and age_s >= RENEW_S:
             return True
         if (wish.ends_at, wish.kind) != (sent.wish.ends_at, sent.wish.kind):
+            return True
+        if abs(wish.stays_s - sent.wish.stays_s) > STAYS_S:
             return True
         return age_s >= RETRY_S and (sent.ok is False or not stands)
 
@@ -481,6 +553,11 @@ class CapLoop:
                 troubles.append(Trouble(f"cap not enforced {node.node_id}", node.region, sentence))
         self._unheld = unheld
         return troubles
+
+
+def _key(budget: Budget) -> str:
+    """What an event's leases are named by."""
+    return f"event {budget.event_id}" + (f" of {budget.source}" if budget.source else "")
 
 
 def _is_held(gpu: GpuLive, power_w: float, node: NodeLive) -> bool:

@@ -7,6 +7,7 @@ in: an interval without a row is a gap. It shares the store's database and knows
 import logging
 import math
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -35,6 +36,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import SQLAlchemyError
 
 from dispatcher.agent.metering import MOST_W
+from dispatcher.agent.row_queue import WAITS_S
 from dispatcher.errors import StoreUnavailable
 from dispatcher.power.accounts import COVERED, EXCLUSIVE, SUMMED, EnergyRow, JobEnergy, Turn, job_energy, moment
 from dispatcher.store.bulk import mark_of
@@ -49,9 +51,6 @@ ROLL_UP_AFTER = timedelta(hours=49)
 LONGEST_S = 49 * HOUR_S
 #: How far ahead of our clock a row may end.
 AHEAD_S = 300.0
-#: Rows that end further ahead than that wait with their agent for their time to come, unless it is further off than this: so
-#: long an agent keeps them, and those behind them must not wait for ever.
-WAITS_S = 48.0 * HOUR_S
 #: GPUs asked for in one statement.
 _GPUS_TOGETHER = 50
 _ROLLED, _MINUTES_FROM = "energy.rolled_until_s", "energy.minutes_from_s"
@@ -70,9 +69,9 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What became of rows that came in: ``new`` were stored, ``known`` were there already, ``refused`` says of each other one
-    why it cannot be true. ``ahead_s`` is how far in the future the last ends; ``early`` of them are not taken yet: their agent
-    must keep them."""
+    """What became of rows that came in: ``new`` were stored, ``known`` were there already, or rows of the same GPU's minute,
+    ``refused`` says of each other one why it cannot be true. ``ahead_s`` is how far in the future the last ends; ``early`` of
+    them are not taken yet (they end more than AHEAD_S and at most WAITS_S from now): their agent must keep them."""
 
     new: int
     known: int
@@ -142,7 +141,8 @@ class EnergyBook:
     def take(self, rows: Iterable[Mapping[str, Any]], now: datetime) -> "Future[Taken]":
         """Store rows as agents send them, each with ``node_id``, ``region`` and ``simulated``; resolves after the commit. A row
         that cannot be true is refused alone, and told in the log; raises StoreUnavailable through the Future when nothing was
-        stored."""
+        stored. The rows of a GPU's minute come in one call: a minute that has some takes no more, for those would be of another
+        making, by an agent that has lost what it knew, and tell the same energy on another line."""
         good: list[EnergyRow] = []
         refused: list[str] = []
         early, ahead_s = 0, 0.0
@@ -198,9 +198,10 @@ class EnergyBook:
                 too_old = tuple(
                     f"{_name(row)}: its hour was summed up before it came" for row in rows if row.start_s < rolled_s
                 )
-                new = 0
-                if fresh:
-                    new = connection.exec_driver_sql(self._insert, [_read_row(row) for row in fresh]).rowcount
+                told = _told(connection, {row.minute for row in fresh})
+                made, new = [row for row in fresh if row.minute not in told], 0
+                if made:
+                    new = connection.exec_driver_sql(self._insert, [_read_row(row) for row in made]).rowcount
                 touched.update(row.job_id for row in fresh if row.job_id)
                 outcomes.append((new, len(fresh) - new, too_old))
         with self._lock:
@@ -447,6 +448,19 @@ def _mark(connection: Connection, key: str) -> int:
     """A moment up to which something was done, seconds since 1970; 0 when nothing was."""
     held = connection.execute(select(SETTING.c.value).where(SETTING.c.key == key)).scalar_one_or_none()
     return int(held) if held is not None else 0
+
+
+def _told(connection: Connection, minutes: Iterable[tuple[str, str, int]]) -> set[tuple[str, str, int]]:
+    """Those of some GPUs' minutes that have rows."""
+    of_node: dict[str, set[tuple[str, int]]] = defaultdict(set)
+    for node_id, uuid, start_s in minutes:
+        of_node[node_id].add((uuid, start_s))
+    c, found = ENERGY_MINUTE.c, set[tuple[str, str, int]]()
+    for node_id, asked in of_node.items():  # an agent's rows are of one node; databases find them by it
+        these = [c.uuid.in_(sorted({uuid for uuid, _ in asked})), c.start_s.in_(sorted({start_s for _, start_s in asked}))]
+        query = select(c.uuid, c.start_s).where(c.node_id == node_id, *these).distinct()
+        found.update((node_id, row.uuid, row.start_s) for row in connection.execute(query))
+    return found
 
 
 def _set_mark(connection: Connection, key: str, value_s: int) -> None:

@@ -7,17 +7,20 @@ silent draws is unknown, not zero.
 
 import itertools
 import logging
+import secrets
+import statistics
 import threading
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, Protocol
 
 from dispatcher.agent import messages
 from dispatcher.agent.messages import BadFrame, Frame
+from dispatcher.agent.metering import is_draw
 from dispatcher.clock import SystemClock
 
 log = logging.getLogger(__name__)
@@ -28,12 +31,14 @@ SILENT_S = 10.0
 ANSWER_S = 10.0
 #: Seconds for which a node that went silent is still told of.
 FORGET_S = 3600.0
-#: Seconds for which a claim of another region's node is told of after it was last refused, and how many are kept.
+#: Seconds for which a claim of a node that another holds is told of after it was last refused, and how many are kept.
 TELL_CLAIM_S, MOST_CLAIMS = 300.0, 100
 #: An epoch further ahead of ours than this is no control plane's: each start counts one up.
 MOST_STARTS = 1_000_000
 #: Seconds for which a node whose energy came from the future is told of, and how far ahead that is.
 TELL_CLOCK_S, CLOCK_AHEAD_S = 300.0, 60.0
+#: A clock that differs from ours by more than this, s, in so many frames is wrong, or ours is; so many nodes can tell which.
+CLOCK_APART_S, CLOCK_LOOKS, CLOCKS = 5.0, 3, 3
 
 
 class Turned(BadFrame):
@@ -43,8 +48,8 @@ class Turned(BadFrame):
 class Session(Protocol):
     """One agent's connection. Both calls are cheap, may come from any thread, and never block or raise."""
 
-    def send(self, text: str) -> None:
-        """Send a frame soon."""
+    def send(self, text: str, *, is_order: bool = False) -> None:
+        """Send a frame soon. ``is_order``: it will be answered, however much the agent says besides."""
         ...
 
     def close(self, why: str) -> None:
@@ -152,7 +157,7 @@ class NodeLive:
 
 
 class CapOrder(NamedTuple):  # ten thousand of them at once, so what is made fastest
-    """A limit to hold on one GPU, for ``ttl_s`` s from its arrival; None until it is released."""
+    """A limit to hold on one GPU, for ``ttl_s`` s from now; None until it is released."""
 
     lease_id: str
     kind: str
@@ -205,6 +210,12 @@ class _Node:
     seen_at: datetime
     proven: bool = False
     live: Frame | None = None
+    #: The figures told before those of ``live``.
+    before: Frame | None = None
+    #: By how much its clock is ahead of ours, s, at the last frames; a frame that was late makes it look behind.
+    clocks_s: deque[float] = field(default_factory=lambda: deque(maxlen=CLOCK_LOOKS))
+    #: A moment on the agent's own clock, as it told it, and when we heard it.
+    heard: tuple[float, float] | None = None
     leases: "tuple[LeaseLive, ...]" = ()
     view: NodeLive | None = None
 
@@ -224,7 +235,7 @@ class Hub:
     """See the module. ``on_energy`` takes measured rows (each with node_id, region and simulated) and resolves once they are
     durably stored, to what became of them (energy.Taken); without it rows stay with their agents. ``branch_of(region,
     hostname)`` is asked for nodes that name none. ``on_epoch`` is told of a higher epoch that a node has obeyed, so that the
-    next start can go above it."""
+    next start can go above it. ``plane`` tells this control plane from another that has the same epoch."""
 
     def __init__(
         self,
@@ -236,8 +247,10 @@ class Hub:
         on_epoch: Callable[[int], object] = lambda epoch: None,
         answer_s: float = ANSWER_S,
         silent_s: float = SILENT_S,
+        plane: str | None = None,
     ) -> None:
         self.epoch = self._ahead = epoch
+        self.plane = plane or secrets.token_hex(16)
         self.on_energy: Callable[[Sequence[Mapping[str, Any]]], Future[Any]] | None = None
         self._now = SystemClock().now if now is None else now
         self._mono, self._branch_of, self._on_epoch, self._answer_s = mono, branch_of, on_epoch, answer_s
@@ -321,6 +334,8 @@ class Hub:
                 raise BadFrame(f"hello.node.node_id: {node_id!r}: this connection is node {named!r}'s; each node has its own")
             before = self._nodes.get(node_id)
             self._check_region(node_id, region, hello["node"]["hostname"], proven)
+            if before is not None and before.session is not session and self._is_live(before):
+                self._check_machine(before, hello)
             if before is not None and before.session is not None and before.session is not session:
                 self._of_session.pop(before.session, None)
                 self._give_up(node_id, "its agent connected anew; it is not known whether it was done")
@@ -328,6 +343,7 @@ class Hub:
             node = _Node(node_id, region, hello, session, self._mono(), self._now(), proven)
             self._remembered.pop(node_id, None)
             node.leases = tuple(_lease_live(lease, node.seen_at) for lease in hello.get("leases", []))
+            node.heard = self._heard(hello)
             self._nodes[node_id] = node
             self._of_session[session] = node_id
             ahead = self._ahead < epoch <= self.epoch + MOST_STARTS
@@ -344,20 +360,39 @@ class Hub:
         """A node is of the region that it first said hello from, for as long as it is known: else an agent of one region could
         take another's node from it while that one is silent. Only a region's own token outweighs one that opens all (the lock
         is held). Raises Turned."""
-        before, mono = self._nodes.get(node_id), self._mono()
+        before = self._nodes.get(node_id)
         holder = self._region_of(node_id)
-        if holder in (None, region) or (proven and before is not None and not before.proven):
+        if holder is None or holder == region or (proven and before is not None and not before.proven):
             return
         sentence = (
             f"an agent of {hostname} in {region} says that it is node {node_id}, which is {holder}'s: it was refused; two "
             "agents need two ids (gridshift agent --node-id)"
         )
-        self._claims.pop((node_id, region), None)
-        self._claims[node_id, region] = (mono, holder, sentence)
+        self._claim(node_id, region, holder, sentence)
+        raise Turned(f"node id {node_id[:40]!r} is of region {holder[:40]}; a node has one region")
+
+    def _check_machine(self, before: _Node, hello: Frame) -> None:
+        """Two machines with one id, as those made from one image have, would throw each other out for ever: the first stays for
+        as long as it is heard (the lock is held). Raises Turned."""
+        first, second = before.hello["node"], hello["node"]
+        boots = {first.get("boot_id"), second.get("boot_id")} - {None}
+        if first["hostname"] == second["hostname"] and len(boots) < 2:
+            return
+        names = [f"{one['hostname']} (boot {str(one.get('boot_id'))[:8]})" for one in (first, second)]
+        sentence = (
+            f"{names[0]} and {names[1]} both say that they are node {before.node_id}: the second is refused while the first is "
+            "heard; each machine needs an id of its own (/etc/machine-id, or gridshift agent --node-id)"
+        )
+        self._claim(before.node_id, before.region, before.region, sentence)
+        raise Turned(f"node id {before.node_id[:40]!r} is that of {first['hostname'][:40]}; each machine needs its own")
+
+    def _claim(self, node_id: str, region: str, holder: str, sentence: str) -> None:
+        """Note that an agent of ``region`` was refused a node of ``holder``'s (the lock is held)."""
+        if self._claims.pop((node_id, region), (0.0, "", ""))[2] != sentence:
+            log.warning("%s", sentence)  # in the log once: it tries again and again
+        self._claims[node_id, region] = (self._mono(), holder, sentence)
         if len(self._claims) > MOST_CLAIMS:
             del self._claims[next(iter(self._claims))]
-        log.warning("%s", sentence)
-        raise Turned(f"node id {node_id[:40]!r} is of region {holder[:40]}; a node has one region")
 
     def _region_of(self, node_id: str) -> str | None:
         """The region of a node, as far as it is known (the lock is held)."""
@@ -380,9 +415,16 @@ class Hub:
 
     def _live(self, node: _Node, live: Frame) -> None:
         with self._lock:
-            node.live, node.view = live, None
+            node.before, node.live, node.view = node.live, live, None
+            node.heard = self._heard(live)
+            if (at := _number(live.get("at"))) is not None:
+                node.clocks_s.append(at - node.seen_at.timestamp())
             if live.get("leases") is not None:
                 node.leases = tuple(_lease_live(lease, node.seen_at) for lease in live["leases"])
+
+    def _heard(self, frame: Frame) -> tuple[float, float] | None:
+        boot_s = _number(frame.get("boot_s"))
+        return None if boot_s is None else (boot_s, self._mono())
 
     def _energy(self, node: _Node, session: Session, batch: int, rows: Sequence[Mapping[str, Any]]) -> None:
         if self.on_energy is None:
@@ -452,21 +494,61 @@ class Hub:
                 for (node_id, region), (at, holder, sentence) in self._claims.items()
                 if self._mono() - at <= TELL_CLAIM_S
             ]
-            self._clocks = {one: told for one, told in self._clocks.items() if self._mono() - told[0] <= TELL_CLOCK_S}
-            for node_id, (_at, ahead_s) in self._clocks.items():
-                if (there := self._nodes.get(node_id)) is not None:
-                    sentence = (
-                        f"the clock of {there.hello['node']['hostname']} (node {node_id}) is ahead: energy came of minutes "
-                        f"that end {ahead_s:.0f} s from now; what lies far ahead is not taken before its time; set that clock"
-                    )
-                    found.append((f"clock {node_id}", there.region, sentence))
+            found += self._clock_alarms()
             ahead = max((int(node.hello["epoch"]) for node in self._nodes.values()), default=0)
-        if ahead > self.epoch:
-            sentence = (
-                f"nodes have obeyed a newer control plane (epoch {ahead}, ours is {self.epoch}) and refuse our orders; "
-                "stop the other one, then restart this one"
+            others = any(
+                node.hello["epoch"] == self.epoch and node.hello.get("plane") not in (None, self.plane)
+                for node in self._nodes.values()
             )
+        if ahead > self.epoch or others:
+            which = f"another control plane of our own epoch {self.epoch}"
+            if ahead > self.epoch:
+                which = f"a newer control plane (epoch {ahead}, ours is {self.epoch})"
+            sentence = f"nodes have obeyed {which} and refuse our orders; stop the other one, then restart this one"
             found.append(("epoch", None, sentence))
+        return found
+
+    def doubting(self) -> set[str]:
+        """The nodes whose clock differs from ours without most others saying that ours is right."""
+        with self._lock:
+            apart = {one.node_id for one in self._nodes.values() if abs(_clock_off_s(one) or 0.0) > CLOCK_APART_S}
+            most_off_s = self._most_off_s() if apart else None
+        return set() if most_off_s is not None and abs(most_off_s) <= CLOCK_APART_S else apart
+
+    def _most_off_s(self) -> float | None:
+        """By how much the clocks of most nodes that are heard are ahead of ours, s; None where too few tell to judge by (the
+        lock is held)."""
+        live = [node for node in self._nodes.values() if self._is_live(node)]
+        apart = [off_s for node in live if (off_s := _clock_off_s(node)) is not None]
+        return statistics.median(apart) if len(apart) >= CLOCKS else None
+
+    def _clock_alarms(self) -> list[tuple[str, str | None, str]]:
+        """Clocks that differ, and rows of energy that came from the future (the lock is held)."""
+        self._clocks = {one: told for one, told in self._clocks.items() if self._mono() - told[0] <= TELL_CLOCK_S}
+        found: list[tuple[str, str | None, str]] = []
+        ours_s = self._most_off_s() or 0.0
+        if abs(ours_s) > CLOCK_APART_S:
+            sentence = (
+                f"our clock is {abs(ours_s):.0f} s {'behind' if ours_s > 0 else 'ahead of'} those of most nodes: set it right; "
+                "meanwhile limits of events stand until these are over by the nodes' clocks too"
+            )
+            found.append(("clock", None, sentence))
+        else:
+            ours_s = 0.0
+        for node in self._nodes.values():
+            ahead_s = self._clocks.get(node.node_id, (0.0, 0.0))[1]
+            off_s = _clock_off_s(node) if self._is_live(node) else None
+            off_s = 0.0 if off_s is None or abs(off_s - ours_s) <= CLOCK_APART_S else off_s - ours_s
+            if off_s < 0:
+                what = f"is {-off_s:.0f} s behind: its energy is booked to earlier times than it was drawn at"
+            elif off_s > 0 or ahead_s > 0:
+                by_s = f"{off_s:.0f} s " if off_s > 0 else ""
+                rows = f" (energy came of minutes that end {ahead_s:.0f} s from now)" if ahead_s > 0 else ""
+                what = f"is {by_s}ahead: energy of minutes that lie far ahead is not taken before its time{rows}"
+            else:
+                continue
+            sentence = f"the clock of {node.hello['node']['hostname']} (node {node.node_id}) {what}; set that clock"
+            found.append((f"clock {node.node_id}", node.region, sentence))
         return found
 
     def _is_live(self, node: _Node) -> bool:
@@ -501,16 +583,8 @@ class Hub:
             }
             future.set_result([_cap_result(*one, said.get(one), pending.troubles.get(one[0])) for one in asked])
 
-        def frame(order_id: str, node_id: str) -> str:
-            return messages.encode(
-                {
-                    "type": "orders",
-                    "order": order_id,
-                    "epoch": self.epoch,
-                    "set": sets.get(node_id, []),
-                    "release": frees.get(node_id, []),
-                }
-            )
+        def frame(node_id: str) -> Frame:
+            return {"type": "orders", "set": sets.get(node_id, []), "release": frees.get(node_id, [])}
 
         node_ids = [*dict.fromkeys(node_id for node_id, _ in asked)]
         log.info("%d limits to set and %d to give back are sent to %d nodes", len(orders), len(releases), len(node_ids))
@@ -533,34 +607,31 @@ class Hub:
             there = [n.node_id for n in self._nodes.values() if n.session is not None and region in (None, n.region)]
         future: Future[list[FreezeResult]] = Future()
         future.set_running_or_notify_cancel()
-        texts: dict[str, str] = {}
-
-        def frame(order_id: str, _: str) -> str:
-            if order_id not in texts:  # the same for every node
-                texts[order_id] = messages.encode({"type": kind, "order": order_id, "epoch": self.epoch, **more})
-            return texts[order_id]
 
         def finish(pending: _Pending) -> None:
             future.set_result([_freeze_result(n, pending.answers.get(n), pending.troubles.get(n)) for n in there])
 
-        self._send(there, frame, finish)
+        self._send(there, lambda _: {"type": kind, **more}, finish)
         return future
 
-    def _send(self, node_ids: Sequence[str], frame: Callable[[str, str], str], finish: Callable[[_Pending], None]) -> None:
-        """Send each node its frame of one order and keep what is to be done with the answers."""
+    def _send(self, node_ids: Sequence[str], frame: Callable[[str], Frame], finish: Callable[[_Pending], None]) -> None:
+        """Send each node its frame of one order and keep what is to be done with the answers. It goes with who we are, what our
+        clock says, and how long ago we heard from the node: so an agent knows an order that has waited for long."""
         order_id = next(self._ids)
         pending = _Pending(self._mono() + self._answer_s, {*node_ids}, {}, {}, finish)
         with self._lock:
             self._pending[order_id] = pending
-            sessions = {node_id: self._nodes[node_id].session for node_id in node_ids if node_id in self._nodes}
+            sessions = {node_id: (one.session, one.heard) for node_id in node_ids if (one := self._nodes.get(node_id))}
         troubles = {}
+        head = {"order": order_id, "epoch": self.epoch, "plane": self.plane, "at": self._now().timestamp()}
         for node_id in node_ids:  # without the lock: those who write to the agents take it too, and thousands may be sent
-            session = sessions.get(node_id)
+            session, heard = sessions.get(node_id, (None, None))
             if session is None:
                 troubles[node_id] = "its agent is not connected" if node_id in sessions else "no agent of it is known"
                 continue
             try:
-                session.send(frame(order_id, node_id))
+                since = {} if heard is None else {"heard_boot_s": heard[0], "heard_ago_s": max(0.0, self._mono() - heard[1])}
+                session.send(messages.encode({**frame(node_id), **head, **since}), is_order=True)
             except BadFrame as error:
                 troubles[node_id] = str(error)
         if troubles:
@@ -656,6 +727,7 @@ def _node_live(node: _Node, connected: bool, branch_of: Callable[[str, str], str
     about, live = node.hello["node"], node.live if connected and node.live is not None else {}
     branch = about.get("branch") or branch_of(node.region, about["hostname"])
     figures = {gpu["uuid"]: gpu for gpu in live.get("gpus", [])}
+    before = {gpu["uuid"]: gpu for gpu in (node.before or {}).get("gpus", [])}
     simulated = bool(about.get("simulated"))
     return NodeLive(
         node_id=node.node_id,
@@ -668,7 +740,8 @@ def _node_live(node: _Node, connected: bool, branch_of: Callable[[str, str], str
         why_not=node.hello["why_not"],
         simulated=simulated,
         gpus=tuple(
-            _gpu_live(node, branch, simulated, info, figures.get(info["uuid"], {}), connected) for info in node.hello["gpus"]
+            _gpu_live(node, branch, simulated, info, figures.get(info["uuid"], {}), before.get(info["uuid"], {}), connected)
+            for info in node.hello["gpus"]
         ),
         alarms=tuple(NodeAlarm(alarm["key"], alarm["sentence"]) for alarm in live.get("alarms", [])),
         frozen=tuple(FrozenJob(one["job_id"], _unix(one.get("until"))) for one in live.get("frozen", [])),
@@ -681,9 +754,16 @@ def _node_live(node: _Node, connected: bool, branch_of: Callable[[str, str], str
 
 
 def _gpu_live(
-    node: _Node, branch: str | None, simulated: bool, info: Mapping[str, Any], now: Mapping[str, Any], connected: bool
+    node: _Node,
+    branch: str | None,
+    simulated: bool,
+    info: Mapping[str, Any],
+    now: Mapping[str, Any],
+    before: Mapping[str, Any],
+    connected: bool,
 ) -> GpuLive:
-    power_w = now.get("power_w")
+    power_w, limit_w = now.get("power_w"), now.get("limit_w")
+    known_w = [w for w in (limit_w, before.get("limit_w", limit_w)) if w is not None]
     return GpuLive(
         region=node.region,
         branch=branch,
@@ -692,8 +772,8 @@ def _gpu_live(
         index=info["index"],
         name=info["name"],
         simulated=bool(info.get("simulated", simulated)),
-        power_w=power_w if power_w is not None and power_w >= 0 else None,  # less than nothing is no draw
-        limit_w=now.get("limit_w"),
+        power_w=power_w if is_draw(power_w, max(known_w) if len(known_w) == 2 else info.get("max_w")) else None,
+        limit_w=limit_w,
         enforced_w=now.get("enforced_w"),
         default_w=info.get("default_w"),
         min_w=info.get("min_w"),
@@ -733,6 +813,11 @@ def _lease_live(lease: Mapping[str, Any], told_at: datetime) -> LeaseLive:
         str(lease.get("reason") or ""),
         None if ends_in_s is None else told_at + timedelta(seconds=ends_in_s),
     )
+
+
+def _clock_off_s(node: _Node) -> float | None:
+    """By how much a node's clock is ahead of ours, s; None while it has not told often enough."""
+    return max(node.clocks_s) if len(node.clocks_s) == CLOCK_LOOKS else None
 
 
 def _number(value: Any) -> float | None:

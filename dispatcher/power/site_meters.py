@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Literal
 
-from dispatcher.config import Config
+from dispatcher.config import Config, MeterConfig
 from dispatcher.errors import BadInput, NotFound, StoreUnavailable
 from dispatcher.power.agent_sums import AgentsDraw, AgentSums, Place
 from dispatcher.power.meter_sources import CsvTail, MeterProblem, Prometheus, Said
@@ -32,6 +32,7 @@ from dispatcher.power.meter_values import (
     MEASURED,
     SUSPECT,
     Aligned,
+    Levels,
     MeterReading,
     Span,
     about,
@@ -305,6 +306,31 @@ class SiteMeters:
         meter = self._meters[region, name]
         with self._lock:
             return align(meter.levels.spans, self._sums.pieces(place_of(meter)))
+
+    def meter_of(self, region: str, branch: str | None) -> MeterConfig | None:
+        """The meter of a site's power, or of a branch's; None where there is none."""
+        meter = self._power_meter(region, branch)
+        return None if meter is None else meter.config
+
+    def history(self, region: str, branch: str | None, start: datetime, end: datetime) -> Levels:
+        """What the meter of a site's power, or of a branch's, said of ``[start, end)``, judged anew from what is stored; empty
+        without a meter. Reads the store. Raises StoreUnavailable."""
+        meter = self._power_meter(region, branch)
+        if meter is None:
+            return Levels()
+        # A counter tells by two readings, and a reading is judged by those before it.
+        around = timedelta(seconds=meter.config.delay_s + 10 * meter.config.cadence_s)
+        stored = self._store.between(region, meter.config.name, start - around, end + around)
+        found = levels(meter.config, stored, meter.limit_w)
+        return replace(found, spans=tuple(span for span in found.spans if span.end > start and span.start < end))
+
+    def _power_meter(self, region: str, branch: str | None) -> Meter | None:
+        scope = "site" if branch is None else "branch"
+        for meter in self._meters.values():
+            same = meter.region.name == region and meter.config.scope == scope and (branch is None or meter.config.of == branch)
+            if same and meter.config.is_power:
+                return meter
+        return None
 
     def _power(self, region: str, branch: str | None, at: datetime) -> SitePower:
         scope = "site" if branch is None else "branch"

@@ -143,9 +143,28 @@ OWN_SOURCE = "api"
 
 
 @dataclass(frozen=True, slots=True)
+class GridStep:
+    """One limit of an event over ``[start, end)``; ``end`` None is open. ``interval_id`` is its sender's own name for it,
+    ``ramp_s`` how long the way down to it may take (None: not said)."""
+
+    start: datetime
+    end: datetime | None
+    limit_w: float
+    interval_id: int | str | None = None
+    ramp_s: float | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class GridEvent:
-    """A limit that somebody outside asked for, from receipt to its end. Identity is (source, event_id); a higher
-    ``version`` replaces a lower one. ``cancelled`` ends it. ``end`` None is open until released."""
+    """What somebody outside asked for, from receipt to its end. Identity is (source, event_id); a higher ``version``, which is
+    our count where a protocol has versions of its own (``said_version``), replaces a lower one. ``cancelled`` ends it. ``end``
+    None is open until released.
+
+    ``steps`` is its whole schedule, ``limit_w`` the lowest of it; None: it limits nothing, such as a price. Made with a limit
+    and without steps it has that one step. ``branch`` None: it holds for the whole site. ``rank`` orders events of one source
+    that has priorities, the lowest first, None last. ``opted_out`` is why an operator has opted out of it; then it binds no
+    more, and stays what was asked for. ``recovery_s`` is how long the way back takes, None where it is not said."""
 
     source: str
     event_id: str
@@ -153,11 +172,43 @@ class GridEvent:
     region: str
     start: datetime
     end: datetime | None
-    limit_w: float
+    limit_w: float | None
     received_at: datetime
     reason: str = ""
     cancelled: bool = False
     test: bool = False
+    steps: tuple[GridStep, ...] = ()
+    branch: str | None = None
+    protocol: str = "native"
+    said_version: str | None = None
+    rank: int | None = None
+    opted_out: str | None = None
+    recovery_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.steps and self.limit_w is not None:
+            step = GridStep(self.start, self.end, self.limit_w, reason=self.reason)
+            object.__setattr__(self, "steps", (step,))
+
+
+@dataclass(frozen=True, slots=True)
+class GridEventChange:
+    """One line of what happened to an event: a version that was taken, refused or changed nothing, an operator's word.
+
+    ``what``: accepted, changed, cancelled, ignored, rejected, opted_out, opted_in, note. ``version`` is that of the event as
+    it is held after it (None: nothing is held), ``message`` what came, cut where it is long. ``steps`` is the schedule that
+    held from then on, where this line is of a version that was taken (None: it is not, or that was not recorded). ``seq`` is
+    given by the store."""
+
+    source: str
+    event_id: str
+    at: datetime
+    version: int | None
+    what: str
+    sentence: str
+    message: str = ""
+    seq: int = 0
+    steps: tuple[GridStep, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,13 +288,44 @@ class Store(Protocol):
         """Remember that these attempts were deleted on their cluster."""
         ...
 
-    def save_grid_event(self, event: GridEvent, message_id: str | None) -> "Future[str]":
+    def save_grid_event(
+        self, event: GridEvent, message_id: str | None, *, change: GridEventChange | None = None, held: str | None = None
+    ) -> "Future[str]":
         """Store a grid event durably. Resolves to "accepted", "duplicate" (this message id from this source was seen, or
-        this version is held already) or "stale" (a higher version is held). The receipt is kept for duplicates either way."""
+        this version is held already) or "stale" (a higher version is held). The receipt is kept for duplicates either way.
+
+        With "accepted" ``change`` becomes part of the event's history, and ``held`` is kept beside the event for whoever reads
+        its sender's next message (None: what is kept stays)."""
+        ...
+
+    def opt_out_grid_event(self, change: GridEventChange, reason: str | None) -> "Future[None]":
+        """Remember why an operator has opted out of an event (None: has not, after all), with its line of history. New versions
+        of the event leave that as it is. Raises NotFound."""
+        ...
+
+    def note_grid_event(self, change: GridEventChange) -> "Future[None]":
+        """Add a line to an event's history; the event need not be held. Of each event the latest lines are kept."""
+        ...
+
+    def grid_event_changes(self, source: str, event_id: str) -> list[GridEventChange]:
+        """An event's history, the first line first."""
+        ...
+
+    def held_grid_events(self, source: str, since: datetime) -> dict[str, str]:
+        """What is kept beside the events of a source that are open, or were received or ended after ``since``, by id."""
+        ...
+
+    def held_grid_event(self, source: str, event_id: str) -> str | None:
+        """What is kept beside one event, however old."""
+        ...
+
+    def grid_event(self, source: str, event_id: str) -> GridEvent | None:
+        """The latest version of one event, or None."""
         ...
 
     def grid_events(self, *, ended_after: datetime | None = None) -> list[GridEvent]:
-        """Latest version of each event; with ``ended_after`` only those open, or ending after it, and not cancelled."""
+        """Latest version of each event; with ``ended_after`` only those open, or ending after it. One that is cancelled has
+        ended when that came."""
         ...
 
     def add_token(self, token: Token) -> "Future[None]":

@@ -4,18 +4,18 @@ Rows are read as plain tuples in the order of the fields, because lists of thous
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import Column
+from sqlalchemy import Column, null
 
 from dispatcher.errors import BadInput
-from dispatcher.store import Attempt, GridEvent, Job, JobEvent, Request, Token
-from dispatcher.store.tables import API_TOKEN, ATTEMPT, GRID_EVENT, JOB, JOB_EVENT
+from dispatcher.store import Attempt, GridEvent, GridEventChange, GridStep, Job, JobEvent, Request, Token
+from dispatcher.store.tables import API_TOKEN, ATTEMPT, GRID_EVENT, GRID_EVENT_CHANGE, JOB, JOB_EVENT
 from policies.world import Flexibility, JobState, Pausable
 
 
@@ -28,6 +28,7 @@ JOB_COLUMNS = _columns(JOB, Job)
 ATTEMPT_COLUMNS = _columns(ATTEMPT, Attempt)
 EVENT_COLUMNS = _columns(JOB_EVENT, JobEvent)
 GRID_EVENT_COLUMNS = _columns(GRID_EVENT, GridEvent)
+GRID_EVENT_CHANGE_COLUMNS = _columns(GRID_EVENT_CHANGE, GridEventChange)
 TOKEN_COLUMNS = _columns(API_TOKEN, Token)
 
 # The columns that are written, in this order; a new job's seq is known only in its transaction, so it stands last.
@@ -52,6 +53,8 @@ _FLEX_OWN = ("deadline_at", "earliest_at", "gpu_types")
 _FLEX_SHARED = [name for name in _FLEX if name not in _FLEX_OWN]
 _read_flex_shared = attrgetter(*_FLEX_SHARED)
 _REQUEST_AT, _FLEX_AT, _STATE_AT = _JOB.index("request"), _JOB.index("flex"), _JOB.index("state")
+_STEPS_AT = [f.name for f in fields(GridEvent)].index("steps")
+_CHANGE_STEPS_AT = [f.name for f in fields(GridEventChange)].index("steps")
 _OLD_AT, _NEW_AT = EVENT_INSERT.index("old_state"), EVENT_INSERT.index("new_state")
 
 
@@ -167,3 +170,46 @@ def event_of(row: Sequence[Any]) -> JobEvent:
     values[_NEW_AT] = _STATES[values[_NEW_AT]]
     values[_OLD_AT] = _STATES[values[_OLD_AT]] if values[_OLD_AT] is not None else None
     return JobEvent(*values)
+
+
+def grid_event_values(event: GridEvent) -> dict[str, Any]:
+    """The values of GRID_EVENT_COLUMNS by name."""
+    values = {name: getattr(event, name) for name in event.__slots__}
+    values["steps"] = _steps_json(event.steps)
+    return values
+
+
+def grid_event_change_values(change: GridEventChange) -> dict[str, Any]:
+    """The values of GRID_EVENT_CHANGE_COLUMNS by name."""
+    values = {name: getattr(change, name) for name in change.__slots__}
+    values["steps"] = null() if change.steps is None else _steps_json(change.steps)
+    return values
+
+
+def _steps_json(steps: Iterable[GridStep]) -> list[list[Any]]:
+    return [[_time_text(s.start), _time_text(s.end), s.limit_w, s.interval_id, s.ramp_s, s.reason] for s in steps]
+
+
+def _time_text(at: datetime | None) -> str | None:
+    return None if at is None else _plain(at)
+
+
+def grid_event_of(row: Sequence[Any]) -> GridEvent:
+    """The event of a row of GRID_EVENT_COLUMNS."""
+    values = list(row)
+    values[_STEPS_AT] = _steps_of(values[_STEPS_AT] or ())
+    return GridEvent(*values)
+
+
+def grid_event_change_of(row: Sequence[Any]) -> GridEventChange:
+    """The line of history of a row of GRID_EVENT_CHANGE_COLUMNS."""
+    values = list(row)
+    values[_CHANGE_STEPS_AT] = None if values[_CHANGE_STEPS_AT] is None else _steps_of(values[_CHANGE_STEPS_AT])
+    return GridEventChange(*values)
+
+
+def _steps_of(rows: Iterable[Sequence[Any]]) -> tuple[GridStep, ...]:
+    return tuple(
+        GridStep(datetime.fromisoformat(start), None if end is None else datetime.fromisoformat(end), *rest)
+        for start, end, *rest in rows
+    )

@@ -12,9 +12,9 @@ from datetime import datetime, timedelta
 from typing import TypeVar
 
 from dispatcher.errors import AlreadyExists, GridshiftError, NotFound, StoreUnavailable
-from dispatcher.store import Attempt, Change, GridEvent, Job, JobEvent, Page, Token
+from dispatcher.store import Attempt, Change, GridEvent, GridEventChange, Job, JobEvent, Page, Token
 from dispatcher.store.changes import Written, changed, checked_submission, storable, submitted
-from dispatcher.store.paging import RECEIPTS_KEPT, check_limit, cursor_of, position_of
+from dispatcher.store.paging import CHANGES_KEPT, RECEIPTS_KEPT, check_limit, cursor_of, position_of
 from policies.world import ENDED, JobState
 
 T = TypeVar("T")
@@ -35,6 +35,9 @@ class MemoryStore:
         self._upstream: dict[str, Attempt] = {}  # ended, not yet deleted on their cluster, by submission id
         self._by_submission: dict[str, tuple[str, int]] = {}
         self._grid_events: dict[tuple[str, str], GridEvent] = {}
+        self._grid_held: dict[tuple[str, str], str] = {}
+        self._grid_changes: dict[tuple[str, str], list[GridEventChange]] = {}
+        self._grid_changes_noted = 0
         self._receipts: dict[tuple[str, str], datetime] = {}
         self._tokens: dict[str, Token] = {}
         self._settings: dict[str, str] = {}
@@ -137,8 +140,11 @@ class MemoryStore:
 
         return self._write(mark)
 
-    def save_grid_event(self, event: GridEvent, message_id: str | None) -> "Future[str]":
+    def save_grid_event(
+        self, event: GridEvent, message_id: str | None, *, change: GridEventChange | None = None, held: str | None = None
+    ) -> "Future[str]":
         """See Store."""
+        kept = held
 
         def save() -> str:
             new = storable(event)
@@ -151,10 +157,39 @@ class MemoryStore:
             held = self._grid_events.get((new.source, new.event_id))
             if held is not None and held.version >= new.version:
                 return "duplicate" if held.version == new.version else "stale"
+            if held is not None:
+                new = replace(new, opted_out=held.opted_out)  # the operator's, whatever its sender says
             self._grid_events[(new.source, new.event_id)] = new
+            if kept is not None:
+                self._grid_held[(new.source, new.event_id)] = kept
+            if change is not None:
+                self._note(storable(change))
             return "accepted"
 
         return self._write(save)
+
+    def opt_out_grid_event(self, change: GridEventChange, reason: str | None) -> "Future[None]":
+        """See Store."""
+
+        def store() -> None:
+            line = storable(change)
+            key = (line.source, line.event_id)
+            if key not in self._grid_events:
+                raise NotFound(f"there is no event {line.event_id} from {line.source}")
+            self._grid_events[key] = replace(self._grid_events[key], opted_out=reason)
+            self._note(line)
+
+        return self._write(store)
+
+    def note_grid_event(self, change: GridEventChange) -> "Future[None]":
+        """See Store."""
+        return self._write(lambda: self._note(storable(change)))
+
+    def _note(self, change: GridEventChange) -> None:
+        self._grid_changes_noted += 1
+        lines = self._grid_changes.setdefault((change.source, change.event_id), [])
+        lines.append(replace(change, seq=self._grid_changes_noted))
+        del lines[:-CHANGES_KEPT]
 
     def add_token(self, token: Token) -> "Future[None]":
         """See Store."""
@@ -268,7 +303,32 @@ class MemoryStore:
             held = sorted(self._grid_events.values(), key=lambda e: (e.start, e.source, e.event_id))
         if ended_after is None:
             return held
-        return [e for e in held if not e.cancelled and (e.end is None or e.end > ended_after)]
+        return [e for e in held if (e.received_at > ended_after if e.cancelled else e.end is None or e.end > ended_after)]
+
+    def grid_event(self, source: str, event_id: str) -> GridEvent | None:
+        """See Store."""
+        with self._lock:
+            return self._grid_events.get((source, event_id))
+
+    def grid_event_changes(self, source: str, event_id: str) -> list[GridEventChange]:
+        """See Store."""
+        with self._lock:
+            return list(self._grid_changes.get((source, event_id), ()))
+
+    def held_grid_events(self, source: str, since: datetime) -> dict[str, str]:
+        """See Store."""
+        with self._lock:
+            return {
+                event.event_id: self._grid_held[key]
+                for key, event in self._grid_events.items()
+                if event.source == source and key in self._grid_held
+                if event.end is None or event.end > since or event.received_at > since
+            }
+
+    def held_grid_event(self, source: str, event_id: str) -> str | None:
+        """See Store."""
+        with self._lock:
+            return self._grid_held.get((source, event_id))
 
     def tokens(self) -> list[Token]:
         """See Store."""

@@ -11,6 +11,8 @@ from dispatcher.store.changes import utc
 
 #: Days that a webhook's message id is remembered; senders repeat for up to three days or so.
 RECEIPTS_KEPT = 7
+#: Lines of one grid event's history that are kept, the latest.
+CHANGES_KEPT = 1000
 #: The most jobs on one page.
 MAX_PAGE = 10_000
 

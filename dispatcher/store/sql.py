@@ -12,26 +12,40 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, delete, func, insert, or_, select, text, tuple_, update
+from sqlalchemy import Connection, and_, delete, func, insert, or_, select, text, tuple_, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from dispatcher.errors import AlreadyExists, GridshiftError, NotFound, StoreUnavailable
-from dispatcher.store import Attempt, Change, GridEvent, Job, JobEvent, Page, Token
+from dispatcher.store import Attempt, Change, GridEvent, GridEventChange, Job, JobEvent, Page, Token
 from dispatcher.store.changes import checked_submission, storable
 from dispatcher.store.codec import (
     ATTEMPT_COLUMNS,
     EVENT_COLUMNS,
+    GRID_EVENT_CHANGE_COLUMNS,
     GRID_EVENT_COLUMNS,
     JOB_COLUMNS,
     TOKEN_COLUMNS,
     attempt_of,
     event_of,
+    grid_event_change_of,
+    grid_event_change_values,
+    grid_event_of,
+    grid_event_values,
     job_of,
 )
 from dispatcher.store.engine import database, describe, make_engine, sqlite_path
 from dispatcher.store.migrate import check_revision
-from dispatcher.store.paging import RECEIPTS_KEPT, check_limit, cursor_of, position_of
-from dispatcher.store.tables import API_TOKEN, ATTEMPT, GRID_EVENT, JOB, JOB_EVENT, SETTING, WEBHOOK_RECEIPT
+from dispatcher.store.paging import CHANGES_KEPT, RECEIPTS_KEPT, check_limit, cursor_of, position_of
+from dispatcher.store.tables import (
+    API_TOKEN,
+    ATTEMPT,
+    GRID_EVENT,
+    GRID_EVENT_CHANGE,
+    JOB,
+    JOB_EVENT,
+    SETTING,
+    WEBHOOK_RECEIPT,
+)
 from dispatcher.store.writer import AddJob, Call, Operation, Ticket, Writer
 from policies.world import JobState
 
@@ -165,9 +179,34 @@ class SqlStore:
 
         return self._call(mark)
 
-    def save_grid_event(self, event: GridEvent, message_id: str | None) -> "Future[str]":
+    def save_grid_event(
+        self, event: GridEvent, message_id: str | None, *, change: GridEventChange | None = None, held: str | None = None
+    ) -> "Future[str]":
         """See Store."""
-        return self._call(lambda connection: _save_grid_event(connection, storable(event), message_id))
+
+        def save(connection: Connection) -> str:
+            outcome = _save_grid_event(connection, storable(event), message_id, held)
+            if outcome == "accepted" and change is not None:
+                _note_grid_event(connection, storable(change))
+            return outcome
+
+        return self._call(save)
+
+    def opt_out_grid_event(self, change: GridEventChange, reason: str | None) -> "Future[None]":
+        """See Store."""
+
+        def store(connection: Connection) -> None:
+            line = storable(change)
+            done = connection.execute(update(GRID_EVENT).where(_this(line.source, line.event_id)).values(opted_out=reason))
+            if done.rowcount == 0:
+                raise NotFound(f"there is no event {line.event_id} from {line.source}")
+            _note_grid_event(connection, line)
+
+        return self._call(store)
+
+    def note_grid_event(self, change: GridEventChange) -> "Future[None]":
+        """See Store."""
+        return self._call(lambda connection: _note_grid_event(connection, storable(change)))
 
     def add_token(self, token: Token) -> "Future[None]":
         """See Store."""
@@ -277,8 +316,32 @@ class SqlStore:
         held = GRID_EVENT.c
         query = select(*GRID_EVENT_COLUMNS).order_by(held.start, held.source, held.event_id)
         if ended_after is not None:
-            query = query.where(~held.cancelled, or_(held.end.is_(None), held.end > ended_after))
-        return [GridEvent(*row) for row in self._rows(query)]
+            lasts = and_(~held.cancelled, or_(held.end.is_(None), held.end > ended_after))
+            query = query.where(or_(lasts, and_(held.cancelled, held.received_at > ended_after)))
+        return [grid_event_of(row) for row in self._rows(query)]
+
+    def grid_event(self, source: str, event_id: str) -> GridEvent | None:
+        """See Store."""
+        rows = self._rows(select(*GRID_EVENT_COLUMNS).where(_this(source, event_id)))
+        return grid_event_of(rows[0]) if rows else None
+
+    def grid_event_changes(self, source: str, event_id: str) -> list[GridEventChange]:
+        """See Store."""
+        line = GRID_EVENT_CHANGE.c
+        query = select(*GRID_EVENT_CHANGE_COLUMNS).where(line.source == source, line.event_id == event_id).order_by(line.seq)
+        return [grid_event_change_of(row) for row in self._rows(query)]
+
+    def held_grid_events(self, source: str, since: datetime) -> dict[str, str]:
+        """See Store."""
+        event = GRID_EVENT.c
+        recent = or_(event.end.is_(None), event.end > since, event.received_at > since)
+        query = select(event.event_id, event.held).where(event.source == source, event.held.is_not(None), recent)
+        return {row[0]: row[1] for row in self._rows(query)}
+
+    def held_grid_event(self, source: str, event_id: str) -> str | None:
+        """See Store."""
+        rows = self._rows(select(GRID_EVENT.c.held).where(_this(source, event_id)))
+        return rows[0][0] if rows else None
 
     def tokens(self) -> list[Token]:
         """See Store."""
@@ -290,7 +353,20 @@ class SqlStore:
         return rows[0][0] if rows else None
 
 
-def _save_grid_event(connection: Connection, event: GridEvent, message_id: str | None) -> str:
+def _this(source: str, event_id: str) -> Any:
+    return (GRID_EVENT.c.source == source) & (GRID_EVENT.c.event_id == event_id)
+
+
+def _note_grid_event(connection: Connection, change: GridEventChange) -> None:
+    line = GRID_EVENT_CHANGE.c
+    last: int = connection.execute(select(func.coalesce(func.max(line.seq), 0))).scalar_one()
+    connection.execute(insert(GRID_EVENT_CHANGE), grid_event_change_values(change) | {"seq": last + 1})
+    mine = (line.source == change.source) & (line.event_id == change.event_id)
+    old = select(line.seq).where(mine).order_by(line.seq.desc()).offset(CHANGES_KEPT).limit(1).scalar_subquery()
+    connection.execute(delete(GRID_EVENT_CHANGE).where(mine, line.seq <= old))
+
+
+def _save_grid_event(connection: Connection, event: GridEvent, message_id: str | None, kept: str | None) -> str:
     receipts = WEBHOOK_RECEIPT.c
     if message_id is not None:
         oldest = event.received_at - timedelta(days=RECEIPTS_KEPT)
@@ -300,13 +376,14 @@ def _save_grid_event(connection: Connection, event: GridEvent, message_id: str |
             return "duplicate"
         receipt = {"source": event.source, "message_id": message_id, "received_at": event.received_at}
         connection.execute(insert(WEBHOOK_RECEIPT), receipt)
-    same = (GRID_EVENT.c.source == event.source) & (GRID_EVENT.c.event_id == event.event_id)
+    same = _this(event.source, event.event_id)
     held: int | None = connection.execute(select(GRID_EVENT.c.version).where(same)).scalar_one_or_none()
     if held is not None and held >= event.version:
         return "duplicate" if held == event.version else "stale"
-    values = {name: getattr(event, name) for name in event.__slots__}
+    values = grid_event_values(event) | ({"held": kept} if kept is not None else {})
     if held is None:
         connection.execute(insert(GRID_EVENT), values)
     else:
+        del values["opted_out"]  # the operator's, whatever its sender says
         connection.execute(update(GRID_EVENT).where(same).values(values))
     return "accepted"

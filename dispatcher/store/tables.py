@@ -175,11 +175,36 @@ class GridEventRow(SQLModel, table=True):
     region: str
     start: datetime = _time()
     end: datetime | None = _time(default=None)
-    limit_w: float
+    limit_w: float | None = None
     received_at: datetime = _time()
     reason: str
     cancelled: bool
     test: bool
+    steps: Any = Field(sa_type=JSON, default=None, nullable=True)
+    branch: str | None = None
+    protocol: str
+    said_version: str | None = None
+    rank: int | None = Field(sa_type=BigInteger, default=None)
+    opted_out: str | None = None
+    recovery_s: float | None = None
+    held: str | None = None
+
+
+class GridEventChangeRow(SQLModel, table=True):
+    """One line of an event's history."""
+
+    __tablename__ = "grid_event_change"
+    __table_args__ = (Index("ix_grid_event_change_event", "source", "event_id", "seq"),)
+
+    seq: int = Field(primary_key=True, sa_type=_SEQ, sa_column_kwargs={"autoincrement": False})
+    source: str
+    event_id: str
+    at: datetime = _time()
+    version: int | None = Field(sa_type=BigInteger, default=None)
+    what: str
+    sentence: str
+    message: str
+    steps: Any = Field(sa_type=JSON, default=None, nullable=True)
 
 
 class WebhookReceiptRow(SQLModel, table=True):
@@ -304,6 +329,7 @@ def _table(name: str) -> Table:
 
 JOB, ATTEMPT, JOB_EVENT = _table("job"), _table("attempt"), _table("job_event")
 GRID_EVENT, WEBHOOK_RECEIPT = _table("grid_event"), _table("webhook_receipt")
+GRID_EVENT_CHANGE = _table("grid_event_change")
 API_TOKEN, SETTING = _table("api_token"), _table("setting")
 AGENT_NODE, METER_READING = _table("agent_node"), _table("meter_reading")
 ENERGY_MINUTE, ENERGY_HOUR = _table("energy_minute"), _table("energy_hour")

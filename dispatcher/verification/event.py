@@ -16,7 +16,8 @@ from dispatcher.verification.series import Figure, MeteredSeries
 class EventFacts:
     """Who asked for what.
 
-    ``open_end``: the event has not ended, and the window's end is only where measuring stopped. ``asked_until``: its first
+    ``open_end``: the event has not ended, and the window's end is only where measuring stopped; ``runs_until``: likewise, and
+    this is when it will end. ``asked_until``: its first
     end, where it was cancelled or shortened on the way; the report sets it, and measures up to where something was owed.
     """
 
@@ -27,6 +28,7 @@ class EventFacts:
     reason: str = ""
     test: bool = False
     open_end: bool = False
+    runs_until: datetime | None = None
     opted_out: str = ""
     asked_until: datetime | None = None
 

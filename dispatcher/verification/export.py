@@ -23,8 +23,8 @@ BEFORE = timedelta(hours=1)
 
 @dataclass(frozen=True)
 class Shown:
-    """The series of a report on the meter's slots, from an hour before the notice to two hours after the event. W, NaN:
-    unknown."""
+    """The series of a report on the meter's slots, from an hour before the notice to two hours after the event, or to where the
+    series ends. W, NaN: unknown."""
 
     metered: MeteredSeries
     baseline: MeteredSeries | None
@@ -42,6 +42,8 @@ def shown(report: EventReport) -> Shown:
         first = window.start - BEFORE
     lead = int(np.floor(metered.offset_s(first) / metered.step_s + 1e-9))
     stop = int(np.ceil(metered.offset_s(window.end + AFTER) / metered.step_s - 1e-9))
+    # Beyond the series lies what is still to come, unless the event does: that was not measured.
+    stop = min(stop, max(len(metered), int(np.ceil(metered.offset_s(window.end) / metered.step_s - 1e-9))))
     start, count = metered.at(lead), max(0, stop - lead)
     own = resampled(metered, start, metered.step_s, count, 1.0)
     base = None if report.baseline.series is None else resampled(report.baseline.series, start, metered.step_s, count)

@@ -171,7 +171,7 @@ def _payments(programme: Programme, outcome: Outcome, remarks: list[str]) -> lis
 
 
 def _line(name: str, quantity: float | None, unit: str, rate: float) -> Line:
-    return Line(name, quantity, unit, rate, None if quantity is None else quantity * rate)
+    return Line(name, quantity, unit, rate, None if quantity is None else quantity * rate + 0.0)  # nothing has no sign
 
 
 def breaches_of(

@@ -74,7 +74,7 @@ def _local(report: EventReport, at: datetime, form: str = "%Y-%m-%d %H:%M") -> s
 
 def _asked(report: EventReport) -> str:
     facts, window = report.facts, report.facts.window
-    end = "until cancelled" if facts.open_end else f"to {_local(report, window.end, '%H:%M')}"
+    end = "until cancelled" if facts.open_end else f"to {_local(report, facts.runs_until or window.end, '%H:%M')}"
     told = f"Event {facts.event_id} from {facts.source}, {facts.region}, {_local(report, window.start)} {end} {report.timezone}"
     return f"{told}: {facts.reason}" if facts.reason else told
 

@@ -73,6 +73,7 @@ def headline_of(report: EventReport) -> str:
     if report.verdict == "unknown":
         return "What was delivered is not known: too little was measured, or there is nothing to measure it by."
     parts: list[str] = []
+    goes_on = report.facts.open_end or report.facts.runs_until is not None
     if made is not None and made.mean_w.value is not None:
         less = made.mean_w.value >= 0
         told = f"The site drew {kw(abs(made.mean_w.value))} {'less' if less else 'more'} than expected"
@@ -92,7 +93,7 @@ def headline_of(report: EventReport) -> str:
         else:
             told = f"It stayed within the limit in {held.within:,} of {held.windows:,} {size}s"
             parts.append(f"{told}, and was over it by up to {kw(held.worst_excess_w)}")
-    return ". ".join(parts) + "."
+    return ("So far: " if goes_on else "") + ". ".join(parts) + "."
 
 
 def caveats_of(report: EventReport) -> tuple[str, ...]:
@@ -102,6 +103,9 @@ def caveats_of(report: EventReport) -> tuple[str, ...]:
         said.append("This was a test event.")
     if report.facts.open_end:
         said.append("The event has no end yet: figures are up to where measuring stopped.")
+    if report.facts.runs_until is not None:
+        told = f"{report.facts.runs_until:%Y-%m-%d %H:%M:%S} UTC; figures are up to {report.facts.window.end:%H:%M:%S}"
+        said.append(f"The event goes on until {told}.")
     if report.facts.asked_until is not None:
         told = f"{report.facts.window.end:%H:%M:%S} UTC instead of {report.facts.asked_until:%H:%M:%S}"
         said.append(f"The event was ended early, at {told}.")

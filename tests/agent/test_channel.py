@@ -206,9 +206,9 @@ def test_long_frames_of_both_sizes_pass_both_ways(services: FakeServices, server
         wait_until(lambda: services.hub.nodes(), 10, "hello")
         for size in (100, 1000, 100_000):
             alarm = {"key": "k", "sentence": "x" * 1000}
-            live = {"type": "live", "gpus": [{"uuid": "GPU-1", "power_w": float(size)}], "alarms": [alarm] * (size // 1000)}
+            live = {"type": "live", "gpus": [{"uuid": "GPU-1", "power_w": size / 1000}], "alarms": [alarm] * (size // 1000)}
             assert node.channel.send(live)
-            wait_until(lambda size=size: services.hub.nodes()[0].gpus[0].power_w == size, 10, f"{size} bytes")  # type: ignore[misc]
+            wait_until(lambda size=size: services.hub.nodes()[0].gpus[0].power_w == size / 1000, 10, f"{size} bytes")  # type: ignore[misc]
             orders = [CapOrder(f"l{i}", "economic", "n1", "GPU-1", 350.0, 60.0, "y" * 500) for i in range(size // 500)]
             assert all(result.ok for result in services.hub.order_caps(orders).result(10))
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from dispatcher.agent import guard
+from dispatcher.agent import guard, node
 from dispatcher.agent.caps import CapOrders, Enforcer, SetCap
+from dispatcher.agent.devices import HeldByAnother
 from dispatcher.agent.epochs import Epochs
 from dispatcher.agent.freezing import Freezer, boottime_s
 from dispatcher.agent.leases import LeaseBook, boot_id
@@ -97,6 +98,46 @@ def test_an_agent_that_starts_takes_over_from_a_guard_and_not_from_another_agent
     its_own.close()
 
 
+def test_nobody_sets_the_limit_of_a_gpu_that_an_agent_of_another_folder_looks_after(gpus: SimGpus, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    leave_leases(folder, SetCap("l1", "economic", gpus[0].uuid, 250.0, 0.3), SetCap("e1", "event", gpus[1].uuid, 300.0, None))
+    agent = OwnDevices()  # as that of an agent that came meanwhile
+    assert len(agent.infos()) == 2
+    assert guard.keep_leases(folder, keep_s=0.5)
+    (released,) = release_here(folder, "e1")
+    assert not released["ok"] and "another agent looks after" in released["error"]
+    assert guard.keep_leases(folder, keep_s=0.5)
+    assert (gpus[0].limit_w, gpus[1].limit_w) == (250.0, 300.0)
+    agent.set_limit(gpus[0].uuid, 350.0)
+    agent.close()
+    wait_until(lambda: not guard.keep_leases(folder, keep_s=4.0), 20, "the end of its duty")
+    assert (gpus[0].limit_w, gpus[1].limit_w) == (400.0, 400.0)
+
+
+def test_a_gpu_is_claimed_beyond_network_namespaces_where_files_are_shared(
+    gpus: SimGpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node, "CLAIMS_FOLDER", tmp_path)
+    first = OwnDevices()
+    assert len(first.infos()) == 2
+    monkeypatch.setattr(node, "CLAIM", "\0another-namespace-{}")
+    second = OwnDevices()
+    assert second.infos() == [] and second.others == {one.uuid for one in gpus}
+    with pytest.raises(HeldByAnother, match="another agent looks after"):
+        second.set_limit(gpus[0].uuid, 300.0)
+    first.close()
+    assert list(tmp_path.glob("gridshift-agent-*.lock")) == [], "what is let go of leaves nothing behind"
+    assert len(second.infos()) == 2 and second.others == set()
+    second.set_limit(gpus[0].uuid, 300.0)
+    second.close()
+    with pytest.raises(HeldByAnother):
+        second.set_limit(gpus[0].uuid, 350.0)  # of a thread that hung in the driver
+    monkeypatch.setattr(node, "CLAIMS_FOLDER", tmp_path / "missing")
+    alone = OwnDevices()
+    assert len(alone.infos()) == 2, "without such a folder the socket alone must do"
+    alone.close()
+
+
 def test_it_leaves_everything_to_an_agent_that_lives(gpus: SimGpus, tmp_path: Path) -> None:
     leave_leases(tmp_path, SetCap("l1", "economic", gpus[0].uuid, 250.0, 0.2))
     with_agent = FolderLock(tmp_path)
@@ -121,7 +162,7 @@ def test_a_node_without_gpus_has_nothing_to_guard_once_it_has_heard_an_epoch(gpu
 
 AGENT = """
 import sys, pathlib
-from dispatcher.agent import guard
+from dispatcher.agent import guard, node
 from dispatcher.agent.caps import CapOrders, Enforcer, SetCap
 from dispatcher.agent.freezing import Freezer, boottime_s
 from dispatcher.agent.leases import LeaseBook, boot_id

@@ -381,23 +381,62 @@ def test_a_clock_set_forward_invents_nothing() -> None:
     assert rows_energy_wh(gpu.rows) * 3600 == pytest.approx(gpu.drawn_j, abs=1e-6)
 
 
-@pytest.mark.parametrize("back_s", [2.0, 90.0, 600.0])
-def test_a_clock_set_back_loses_nothing_and_repeats_no_minute(back_s: float) -> None:
-    gpu = Gpu().begin(A)
-    gpu.run(150, A)
+@pytest.mark.parametrize("back_s", [0.6, 2.0, 90.0, 600.0, 3000.0, 86_400.0])
+@pytest.mark.parametrize("power_w", [50.0, 690.0])
+def test_a_clock_set_back_hides_nothing_and_no_row_takes_anothers_name(back_s: float, power_w: float) -> None:
+    gpu = Gpu(at=T0 + 86_400.0).begin(A, power_w)
+    gpu.run(150, A, power_w)
     gpu.at -= back_s
-    gpu.run(round(back_s) + 90, A)
+    gpu.run(240, A, power_w)
+    gpu.rows += gpu.meter.flush()
     starts = [row.start for row in gpu.rows]
     assert len(starts) == len(set(starts)) and all(row.seconds <= 60.0 for row in gpu.rows)
+    assert math.fsum(row.seconds for row in gpu.rows) == pytest.approx(390.0), "no second is cut off"
+    assert all(row.energy_wh * 3600 == pytest.approx(row.seconds * power_w) for row in gpu.rows), "nor poured into a minute"
     assert rows_energy_wh(gpu.rows) * 3600 == pytest.approx(gpu.drawn_j, abs=1e-6)
 
 
-def test_a_clock_that_ran_far_ahead_starts_over() -> None:
-    gpu = Gpu(at=T0 + 86_400.0).begin(A)
-    gpu.run(60, A)
-    gpu.at -= 86_400.0
-    gpu.run(60, A)
-    assert [row.start - T0 for row in gpu.rows] == [86_400, 60]
+def test_after_a_clock_was_set_back_rows_are_of_the_time_that_it_tells_then() -> None:
+    gpu = Gpu(at=T0 + 3600.0).begin(A)
+    gpu.run(90, A)
+    gpu.at = T0 + 30.0
+    gpu.run(180, A)
+    told = [(row.start - T0, row.seconds, row.quality) for row in gpu.rows]
+    assert told == [
+        (3600, pytest.approx(60.0), "measured"),
+        (3660, pytest.approx(30.0), "partial"),
+        (1, pytest.approx(31.0), "partial"),
+        (61, pytest.approx(60.0), "measured"),
+        (121, pytest.approx(60.0), "measured"),
+    ]
+
+
+def test_minutes_are_whole_ones_again_when_time_comes_that_was_not_told_yet() -> None:
+    gpu = Gpu().begin(A)
+    gpu.run(150, A)
+    gpu.at -= 60.0
+    gpu.run(20, A)
+    gpu.at -= 60.0
+    gpu.run(300, A)
+    starts = [row.start - T0 for row in gpu.rows]
+    assert starts == [0, 60, 120, 61, 2, 62, 122, 180, 240]
+    assert {row.start % 60 for row in gpu.rows[-2:]} == {0} and gpu.rows[-1].seconds == pytest.approx(60.0)
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_however_a_clock_is_set_the_rows_sum_to_the_meter(seed: int) -> None:
+    rng, gpu = random.Random(seed), Gpu().begin(A)
+    first_j = gpu.energy_j
+    for _ in range(rng.randint(1, 12)):
+        gpu.run(rng.randint(1, 150), A)
+        gpu.at += rng.choice([-4000.0, -120.0, -61.0, -0.4, 0.0, 0.3, 30.0, 4000.0]) * rng.random()
+        if rng.random() < 0.3:
+            meter, rows = successor(gpu)
+            gpu.meter, gpu.rows = meter._meters["GPU-1"], gpu.rows + rows
+    gpu.rows += gpu.meter.flush()
+    assert rows_energy_wh(gpu.rows) == pytest.approx((gpu.energy_j - first_j) / 3600, abs=1e-6)
+    names = [(row.start, row.line, row.job_id) for row in gpu.rows]
+    assert len(names) == len(set(names)) and all(row.seconds <= 60.0 for row in gpu.rows)
 
 
 # --- restarts ---------------------------------------------------------------------------------------------------------
@@ -453,8 +492,8 @@ def test_a_minute_in_which_the_machine_was_started_anew_gets_no_second_row_of_it
     for _ in range(120):
         rows += meter.feed("GPU-1", gpu.look(A, 400.0))
         gpu.pass_time(1.0, 400.0)
-    assert [row.start for row in rows] == [T0, T0 + 60]
-    assert rows[1].energy_wh * 3600 == pytest.approx(90 * 400.0) and gpu.drawn_j > began_j
+    assert [(row.start - T0, row.seconds) for row in rows] == [(0, 20.0), (1, 30.0), (60, 60.0)]
+    assert rows_energy_wh(rows[1:]) * 3600 == pytest.approx(90 * 400.0) and gpu.drawn_j > began_j
 
 
 def test_a_clock_that_ran_far_ahead_before_a_reboot_holds_no_minute_back() -> None:
@@ -465,7 +504,7 @@ def test_a_clock_that_ran_far_ahead_before_a_reboot_holds_no_minute_back() -> No
     for _ in range(121):
         rows += meter.feed("GPU-1", gpu.look(A, 400.0))
         gpu.pass_time(1.0, 400.0)
-    assert [(row.start - T0, row.seconds) for row in rows] == [(0, 60.0), (60, 60.0)]
+    assert [(row.start - T0, row.seconds) for row in rows] == [(-59, 1.0), (1, 60.0)]
 
 
 @pytest.mark.parametrize("state", [{}, {"boot_id": "b1", "meters": [{}]}, {"boot_id": "b1", "meters": 3}])

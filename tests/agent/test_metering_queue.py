@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -227,6 +228,40 @@ def test_a_folder_that_cannot_be_made_is_an_alarm_and_no_error(tmp_path: Path) -
     assert queue.alarm is not None and waiting(queue) == [0]
 
 
+def test_the_rows_of_a_gpus_minute_go_together(tmp_path: Path) -> None:
+    queue = RowQueue(tmp_path)
+    queue.append([row(0), row(0, None), row(1), row(1, "b"), row(1, None), row(2)])
+    assert [(queue.batch(limit=limit) or (0,))[0] for limit in (1, 2, 3, 4, 5, 6, 9)] == [2, 2, 5, 5, 5, 6, 6]
+    queue.acknowledge(2)
+    assert (queue.batch(limit=1) or (0,))[0] == 5
+    queue.close()
+
+
+def test_rows_whose_time_has_not_come_hold_nothing_back(tmp_path: Path) -> None:
+    queue = RowQueue(tmp_path)
+    now_s = float(T0 + 5 * 60)
+    queue.append([row(3), row(90), row(91), row(4), row(90, "b")])
+    assert queue.batch(9, now_s) == (1, [row(3)])
+    queue.acknowledge(1)
+    batch = queue.batch(9, now_s)
+    assert batch is not None and batch[1] == [row(4)]
+    queue.acknowledge(batch[0])
+    assert queue.batch(9, now_s) is None and len(queue) == 3
+    queue.append([row(5)])
+    queue.close()
+    again = RowQueue(tmp_path)
+    batch = again.batch(9, now_s + 60)
+    assert batch is not None and batch[1] == [row(5)]
+    again.acknowledge(batch[0])
+    assert sorted(waiting(again)) == [90, 90, 91] and again.told == []
+    batch = again.batch(9, now_s + 90 * 60)
+    assert batch is not None and len(batch[1]) == 3, "their time has come"
+    again.acknowledge(batch[0])
+    again.append([row(60 * 24 * 400)])
+    assert again.batch(9, now_s) is not None, "what nobody will ever take does not stay for ever"
+    again.close()
+
+
 # --- the meter's own state --------------------------------------------------------------------------------------------
 
 
@@ -271,6 +306,47 @@ def test_rows_are_queued_once_wherever_an_agent_is_killed_and_keep_the_name_they
     later = [one for second in range(121, 181) for one in again.feed("GPU-1", look(second))]
     assert [(one.start - T0, one.node_id) for one in later] == [(120, "n2")]
     after.close()
+
+
+@pytest.mark.parametrize("boot_id", ["b1", "b2"])
+def test_minutes_of_which_there_are_rows_are_not_told_again_from_an_older_state(tmp_path: Path, boot_id: str) -> None:
+    """As after a disk that took no state for a while but took the rows, and a kill."""
+    queue, meter = RowQueue(tmp_path), Meter("n1")
+    for second in range(31):
+        meter.feed("GPU-1", look(second))
+    save_meter(tmp_path, meter, "b1", (), queue.next_number)
+    queue.append([made for second in range(31, 190) for made in meter.feed("GPU-1", look(second))])
+    queue.close()
+
+    after = RowQueue(tmp_path)
+    again, left, _ = load_meter(tmp_path, boot_id, "n1", after.next_number, after.told_until)
+    assert left == []
+    away = [look(second) for second in range(200, 301)]
+    if boot_id != "b1":
+        away = [replace(one, reading=replace(one.reading, boot_s=one.reading.at - T0 - 190)) for one in away]
+    left += [made for one in away for made in again.feed("GPU-1", one)]
+    after.append(left)
+    batch = after.batch()
+    assert batch is not None
+    names = [(one.start - T0, one.line, one.job_id) for one in batch[1]]
+    assert len(names) == len(set(names)) == 5
+    joules = sum(one.energy_wh for one in batch[1]) * 3600
+    assert joules == pytest.approx(400.0 * (300 if boot_id == "b1" else 280))
+    after.close()
+
+
+def test_a_state_older_than_rows_of_a_clock_that_was_ahead_is_a_gap_and_no_standstill(tmp_path: Path) -> None:
+    meter = Meter("n1")
+    for second in range(31):
+        meter.feed("GPU-1", look(second))
+    save_meter(tmp_path, meter, "b1")
+    again, _, _ = load_meter(tmp_path, "b1", "n1", 1, {"GPU-1": T0 + 3600})
+    rows = [made for second in range(40, 190) for made in again.feed("GPU-1", look(second))]
+    assert [(made.start - T0, made.seconds) for made in rows] == [
+        (1, pytest.approx(21.0)),
+        (61, pytest.approx(60.0)),
+        (121, pytest.approx(60.0)),
+    ]
 
 
 @pytest.mark.parametrize("text", ["", "{}", "null", '{"check": 1, "body": {"format": 1}}'])

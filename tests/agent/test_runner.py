@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,8 @@ from typing import Any
 import pytest
 
 from dispatcher.agent.devices import DeviceError, Devices, GpuProcess
-from dispatcher.agent.messages import EnergyAck
+from dispatcher.agent.freezing import boottime_s
+from dispatcher.agent.messages import EnergyAck, from_server
 from dispatcher.agent.metering import EnergyRow
 from dispatcher.agent.node import FolderBusy, OwnDevices, Settings
 from dispatcher.agent.release import NotReleased, release_here
@@ -262,6 +264,90 @@ def test_work_of_no_job_of_ours_is_protected_from_economic_leases_where_that_is_
         start("n1", "other", protect_foreign=False)
         wait_until(lambda: hub.nodes()[0].connected and gpu(hub, gpus[1].uuid).jobs, 15, "the other agent to look")
         assert hub.order_caps([order(gpus, 0)]).result(10)[0].ok and gpu(hub, gpus[0].uuid).protected == ""
+
+
+def frame(gpus: SimGpus, limit_w: float = 300.0, **more: Any) -> Any:
+    """An order as it comes from a control plane, for an event on the first GPU."""
+    given = {"lease_id": "e", "kind": "event", "uuid": gpus[0].uuid, "limit_w": limit_w, "ttl_s": 600.0, "reason": ""}
+    return from_server({"type": "orders", "order": "1-1", "epoch": 1, "set": [given], "release": [], **more})
+
+
+def ends_in_s(agent: Agent) -> list[float]:
+    return [round(lease["ends_in_s"]) for lease in agent.hello()["leases"]]
+
+
+def alarms(agent: Agent) -> str:
+    return " | ".join(alarm["sentence"] for alarm in agent._alarms())
+
+
+def test_of_two_control_planes_with_one_epoch_only_the_first_is_obeyed(gpus: SimGpus, start: Start) -> None:
+    agent = start(url="http://127.0.0.1:9")
+    first: Any = agent._on_frame(frame(gpus, plane="a"))
+    assert first["results"][0]["ok"] and gpus[0].limit_w == 300.0
+    for other in (frame(gpus, 250.0, plane="b"), frame(gpus, set=[], release=["e"], plane="b")):
+        said: Any = agent._on_frame(other)
+        assert not said["results"][0]["ok"] and "a was obeyed here first, so b is not" in said["results"][0]["error"]
+    assert "two control planes have epoch 1" in alarms(agent) and gpus[0].limit_w == 300.0
+    thaw = {"type": "thaw", "order": "1-2", "epoch": 1, "job_id": "j", "plane": "b"}
+    refused: Any = agent._on_frame(from_server(thaw))
+    assert "a was obeyed here first" in refused["results"][0]["error"]
+    agent.stop()
+    agent = start(url="http://127.0.0.1:9")
+    assert (agent.hello()["epoch"], agent.hello()["plane"]) == (1, "a"), "it is on disk"
+    again: Any = agent._on_frame(frame(gpus, 250.0, plane="b"))
+    assert not again["results"][0]["ok"]
+    higher: Any = agent._on_frame(frame(gpus, 250.0, plane="b", epoch=2))
+    assert higher["results"][0]["ok"] and gpus[0].limit_w == 250.0 and agent.hello()["plane"] == "b"
+    unnamed: Any = agent._on_frame(frame(gpus, 260.0, epoch=2))
+    assert unnamed["results"][0]["ok"], "one from before planes had names"
+
+
+def test_an_order_that_waited_for_long_is_not_obeyed_as_if_it_were_new(gpus: SimGpus, start: Start) -> None:
+    agent = start(url="http://127.0.0.1:9")
+    now_s = boottime_s()
+    late = {"heard_boot_s": now_s - 3000.0, "heard_ago_s": 2.0}
+    for order in (frame(gpus, **late), frame(gpus, set=[], release=["e"], **late)):
+        said: Any = agent._on_frame(order)
+        assert "under way for up to 2998 s" in said["results"][0]["error"] and gpus[0].limit_w == 400.0
+    freeze = {"type": "freeze", "order": "2", "epoch": 1, "job_id": "j", "ttl_s": 60.0, "freeze_max_s": 60.0, **late}
+    frozen: Any = agent._on_frame(from_server(freeze))
+    assert "under way" in frozen["results"][0]["error"]
+    thawed: Any = agent._on_frame(from_server({"type": "thaw", "order": "2", "epoch": 1, "job_id": "j", **late}))
+    assert thawed["results"][0]["ok"], "what wakes a job is never too late"
+    soon: Any = agent._on_frame(frame(gpus, heard_boot_s=now_s - 3000.0, heard_ago_s=2999.0))
+    assert soon["results"][0]["ok"] and gpus[0].limit_w == 300.0
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "ends", "said"),
+    [
+        (0.0, 600, None),
+        (1.5, 600, None),
+        (3600.0, 4200, "the control plane's clock is 3600 s ahead of this node's"),
+        (-3600.0, 600, "the control plane's clock is 3600 s behind this node's"),
+        (90_000.0, 600, "ahead of"),
+    ],
+)
+def test_an_event_lease_ends_when_it_is_over_by_both_clocks(
+    gpus: SimGpus, start: Start, ahead_s: float, ends: int, said: str | None
+) -> None:
+    agent = start(url="http://127.0.0.1:9")
+    given: Any = agent._on_frame(frame(gpus, at=time.time() + ahead_s))
+    assert given["results"][0]["ok"] and ends_in_s(agent) == [pytest.approx(ends, abs=1)]
+    assert said in alarms(agent) if said else "clock" not in alarms(agent)
+
+
+def test_a_gpu_is_not_capped_for_economy_before_it_is_known_who_works_there(gpus: SimGpus, hub: Hub, start: Start) -> None:
+    agent = start()
+    node(hub)
+    wait_until(lambda: not gpu(hub, gpus[0].uuid).protected, 10, "two looks")
+    assert "who works on this GPU is not known yet" in str(agent._why_protected("GPU-new"))
+    agent.stop()
+    agent._strangers, agent._protected = {}, {}
+    agent._protect({gpus[0].uuid: frozenset({7}), gpus[1].uuid: frozenset()})
+    assert "process 7" in str(agent._why_protected(gpus[0].uuid)) and agent._why_protected(gpus[1].uuid) is None
+    agent._protect({gpus[0].uuid: frozenset({8}), gpus[1].uuid: frozenset({9})})
+    assert [agent._why_protected(one.uuid) for one in gpus] == [None, None], "each was seen once"
 
 
 def test_energy_rows_wait_for_their_acknowledgement(gpus: SimGpus, hub: Hub, start: Start) -> None:

@@ -18,6 +18,9 @@ from dispatcher.api.intake import IntakeProtocol
 from dispatcher.api.services import AlarmStatus, LoopStatus, RegionStatus, Snapshot
 from dispatcher.clock import SystemClock
 from dispatcher.config import Config
+from dispatcher.dr.hints import Hints
+from dispatcher.dr.intake import EventIntake
+from dispatcher.dr.vens import make_vens
 from dispatcher.errors import GridshiftError
 from dispatcher.logs import LogStore
 from dispatcher.packages import PackageStore
@@ -62,13 +65,25 @@ class FakeServices:
         self.hub = Hub(epoch=1)
         self.meters = SiteMeters(self.config, MemoryMeterStore())
         self.nudges = 0
+        self.load_w: float | None = None
+        self.event_intake = EventIntake(
+            self.config, self.store, self.clock, load=lambda region, branch: self.load_w, nudge=self.nudge
+        )
+        self.hints = {
+            source.name: Hints(source, self.event_intake, self.store, self.clock)
+            for source in self.config.event_sources
+            if source.protocol == "pointer"
+        }
+        self.vens = make_vens(
+            self.config.event_sources, self.event_intake, self.store, self.clock, callback_token=lambda name: f"token of {name}"
+        )
         self.plan: Any = None
         self.planner = "ready"
         self.explains: tuple[Alternative, ...] | GridshiftError = ()
         self.chains = [north_price(datetime(2026, 1, 1, tzinfo=UTC))]
         self.asked_as_of: datetime | None = None
         self.control_error: str | None = None
-        self.control_ran_at: datetime | None = None
+        self.control_silent_s: float | None = 0.5
 
     def admit(self, job: Job) -> "Future[Job]":
         """Store it."""
@@ -135,7 +150,7 @@ class FakeServices:
                 RegionStatus("south", "http://127.0.0.1:2", False, None, "refused", None, None, 0.0, 0, 0.0, None),
             ),
             alarms=(AlarmStatus("unreachable south", "south", "south does not answer", now),),
-            loops=(LoopStatus("control", 1.0, self.control_ran_at or now, 0.01, 5, self.control_error),),
+            loops=(LoopStatus("control", 1.0, now, 0.01, 5, self.control_error, self.control_silent_s),),
             planner=self.planner,
         )
 

@@ -16,7 +16,7 @@ from tests.power.energy_samples import T0, at, wire
 class Session:
     """An agent's connection that hears nothing."""
 
-    def send(self, text: str) -> None:
+    def send(self, text: str, *, is_order: bool = False) -> None:
         """Nothing."""
 
     def close(self, why: str) -> None:

@@ -39,6 +39,31 @@ def test_each_bound_has_its_sentence() -> None:
     assert [large.excess(MAX_FRAME_BYTES, 0.0) for _ in range(5)][4] == "too many bytes; 1048576 a second are allowed"
 
 
+def test_answers_to_orders_are_paid_for_by_the_orders_and_nothing_else_is() -> None:
+    allowance = Allowance(MAX_FRAME_BYTES, 0.0)
+    for _ in range(500):
+        allowance.ordered(200)
+    said = [allowance.excess(2000, 0.0) for _ in range(601)]
+    assert said[:600] == [None] * 600 and said[600] == "too many frames; 20 a second are allowed"
+    assert allowance.excess(2000, 0.0) is not None, "an order is paid for once"
+    for _ in range(100_000):  # to an agent that answers none
+        allowance.ordered(200)
+    assert [allowance.excess(10, 0.0) for _ in range(10_001)][-1] is not None
+
+
+def test_an_agent_that_answers_a_thousand_orders_at_once_is_not_cut_off(services: FakeServices, server: Server) -> None:
+    with connect(channel_url(server.url, "north"), proxy=None) as raw:
+        raw.send(json.dumps(hello("n1")))
+        wait_until(lambda: services.hub.nodes(), 10, "the node")
+        asked = [services.hub.thaw(f"job-{number}") for number in range(1200)]  # all frozen jobs are woken when an event ends
+        orders = [json.loads(raw.recv(10)) for _ in asked]
+        for order in orders:
+            raw.send(json.dumps({"type": "results", "order": order["order"], "results": [{"ok": True, "processes": 1}]}))
+        assert all(future.result(10)[0].ok for future in asked)
+        assert services.hub.nodes()[0].connected
+        assert "too many frames" in flood(raw, json.dumps({"type": "live", "gpus": []}))
+
+
 def flood(raw: ClientConnection, text: str) -> str:
     """Send a frame again and again; returns why the connection is closed."""
     with contextlib.suppress(ConnectionClosed):

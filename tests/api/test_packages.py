@@ -159,6 +159,13 @@ def test_a_directory_that_is_a_bomb_is_not_read(store: PackageStore, monkeypatch
         store.put("_ray_pkg_2222222222222222.zip", bytes(wide))
 
 
+def test_a_zip_of_very_many_small_members_is_refused_at_once(store: PackageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(package_archives, "MAX_MEMBERS", 10)
+    store.put(NAME, zipped({f"file{n}": b"" for n in range(10)}))
+    with pytest.raises(PackageRejected, match="has 11 members; 10 are allowed"):
+        store.put("_ray_pkg_1111111111111111.zip", zipped({f"file{n}": b"" for n in range(11)}))
+
+
 REG, SYM, HARD, DIR, CHR = tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.CHRTYPE
 
 

@@ -235,7 +235,7 @@ def test_status_health_and_metrics(server: Server, services: FakeServices) -> No
         assert line in figures
     assert server.get("/readyz") == {"ready": True, "problems": []}
     services.control_error = "ValueError: x"
-    services.control_ran_at = services.clock.now() - timedelta(minutes=2)
+    services.control_silent_s = 120.0
     ready = server.call("GET", "/readyz")
     assert ready.status_code == 503 and len(ready.json()["problems"]) == 2
     assert server.get("/healthz") == {"ok": True}

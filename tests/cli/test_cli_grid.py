@@ -160,7 +160,21 @@ def test_events(api: FakeApi, run: Run) -> None:
     out = run("events").stdout
     assert "active (test)" in out and "open" in out and "2,000 W" in out and "01-01 00:00:00" in out
     assert json.loads(run("events", "list", "--json").stdout) == {"events": [event], "alarms": None}
-    assert json.loads(run("events", "show", "e1", "--json").stdout) == event
+    steps = [{"start": event["start"], "end": None, "limit_w": 2000.0, "interval_id": 4, "ramp_s": 60.0, "reason": "heat"}]
+    line = {"at": event["start"], "version": 1, "what": "accepted", "sentence": "at most 2 kW", "message": ""}
+    whole = {**event, "steps": steps, "branch": "rack-1", "opted_out": "a deadline"}
+    api.answers["GET", "/v1/events/native/e1"] = lambda _: (200, {"event": whole, "history": [line]})
+    assert json.loads(run("events", "show", "e1", "--json").stdout) == {**whole, "history": [line]}
+    out = run("events", "show", "e1").stdout
+    assert "rack-1" in out and "60 s" in out and "at most 2 kW" in out and "a deadline" in out
+    told: list[dict[str, Any]] = []
+    api.answers["POST", "/v1/events/native/e1/opt-out"] = lambda body: (told.append(json.loads(body)), (200, {"event": whole}))[
+        1
+    ]
+    api.answers["DELETE", "/v1/events/native/e1/opt-out"] = lambda _: (200, {"event": event})
+    assert run("events", "opt-out", "e1").exit_code == 2 and told == []
+    assert "opted out" in run("events", "opt-out", "e1", "--reason", "a deadline").stdout and told == [{"reason": "a deadline"}]
+    assert "binds again" in run("events", "opt-out", "e1", "--back").stdout
     assert "heat" in run("events", "show", "e1").stdout
     api.answers["DELETE", "/v1/events/native/e1"] = lambda _: (200, {**event, "state": "cancelled"})
     assert run("events", "cancel", "e1").stdout == "event e1 is cancelled\n"

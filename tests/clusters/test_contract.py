@@ -16,7 +16,7 @@ from dispatcher.clusters.ray_http import RayCluster
 from dispatcher.clusters.simulated import SimulatedCluster, Workload
 from dispatcher.errors import LaunchRefused
 from dispatcher.local_ray import LocalRay
-from tests.helpers import wait_until
+from tests.helpers import log_of, wait_until
 
 ENDED = (RayStatus.SUCCEEDED, RayStatus.FAILED, RayStatus.STOPPED)
 NUMBERS = itertools.count(1)
@@ -95,7 +95,7 @@ def test_info_tells_session_version_and_gpus(lab: Lab) -> None:
 def test_an_unknown_submission_is_none_and_no_error(lab: Lab) -> None:
     assert lab.cluster.statuses(["no-such-1"]) == {"no-such-1": None}
     assert lab.cluster.statuses([]) == {}
-    assert lab.cluster.logs("no-such-1") is None
+    assert log_of(lab.cluster, "no-such-1") is None
     lab.cluster.stop("no-such-1")
     lab.cluster.delete("no-such-1")
 
@@ -116,7 +116,7 @@ def test_a_job_runs_to_its_end_and_is_then_forgotten(lab: Lab, sid: str) -> None
     assert done.ended_at is not None
     assert done.started_at < done.ended_at
     assert done.ended_at.tzinfo is UTC
-    logs = lab.cluster.logs(sid)
+    logs = log_of(lab.cluster, sid)
     assert logs is not None
     assert f"Running entrypoint for job {sid}" in logs
     lab.cluster.stop(sid)
@@ -175,7 +175,7 @@ def test_a_package_is_delivered_with_the_job(lab: Lab, sid: str, tmp_path: Path)
     if isinstance(lab, Simulated):
         assert name in lab.sim.packages()
     else:
-        assert "from the package" in (lab.cluster.logs(sid) or "")
+        assert "from the package" in (log_of(lab.cluster, sid) or "")
 
 
 def test_a_missing_package_file_is_a_refusal(lab: Lab, sid: str, tmp_path: Path) -> None:

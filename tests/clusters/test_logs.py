@@ -1,6 +1,7 @@
 """The log store and the follower: several attempts as one log, whatever happens on the way."""
 
 import asyncio
+import itertools
 import json
 import threading
 from collections.abc import Callable, Coroutine
@@ -16,10 +17,11 @@ from websockets.protocol import State
 
 from dispatcher.clusters import Submission
 from dispatcher.clusters.ray_http import RayCluster
+from dispatcher.errors import ClusterUnreachable
 from dispatcher.local_ray import LocalRay
 from dispatcher.logs import LogFollower, LogStore
 from dispatcher.store import Attempt
-from tests.helpers import free_port
+from tests.helpers import free_port, log_of
 
 AT = datetime(2026, 3, 1, 12, 30, tzinfo=UTC)
 HEAD_2 = "--- attempt 2 in region north, 2026-03-01 12:30:00 UTC ---\n"
@@ -64,7 +66,7 @@ def test_later_attempts_stand_under_a_line(store: LogStore) -> None:
 
 def test_replace_and_delete(store: LogStore, tmp_path: Path) -> None:
     store.append("job", 1, b"half")
-    store.replace("job", 1, b"the whole\n")
+    store.replace("job", 1, lambda take: take("the ") and take("whole\n"))
     assert store.read_all("job") == "the whole\n"
     assert [p.name for p in (tmp_path / "logs" / "job").iterdir()] == ["1.log"]
     store.delete("job")
@@ -87,8 +89,31 @@ def test_a_log_is_cut_at_its_limit_between_characters(tmp_path: Path) -> None:
     assert text.startswith("123456789\n--- the log is cut here: only its first 10 bytes")
     assert text.count("cut here") == 1
     assert store.is_full("job", 1)
-    store.replace("job", 1, b"x" * 100)
-    assert store.read_all("job").startswith("x" * 10 + "\n---")
+    asked = 0
+
+    def endless(take: Callable[[str], bool]) -> None:
+        nonlocal asked
+        asked = next(number for number in itertools.count(1) if not take("x" * 4 + "y"))
+
+    store.append("job", 2, b"\n")
+    store.replace("job", 2, endless)
+    assert "\nxxxxyxxxxy\n--- the log is cut here" in store.read_all("job")
+    assert asked == 3
+
+
+def test_a_log_that_is_shorter_than_what_is_held_or_breaks_off_replaces_nothing(store: LogStore, tmp_path: Path) -> None:
+    store.append("job", 1, b"all of it\n")
+    store.replace("job", 1, lambda take: take("all"))
+    assert store.read_all("job") == "all of it\n"
+
+    def breaks(take: Callable[[str], bool]) -> None:
+        take("all of it and more\n")
+        raise ClusterUnreachable("gone")
+
+    with pytest.raises(ClusterUnreachable):
+        store.replace("job", 1, breaks)
+    assert store.read_all("job") == "all of it\n"
+    assert [p.name for p in (tmp_path / "logs" / "job").iterdir()] == ["1.log"]
 
 
 def test_tail_gives_the_same_text_as_reading(store: LogStore) -> None:
@@ -106,7 +131,7 @@ def test_tail_gives_the_same_text_as_reading(store: LogStore) -> None:
         # The job has ended, and its last lines come only now.
         await asyncio.sleep(0.3)
         assert not reading.done()
-        store.replace("job", 2, b"two\nthree\n")
+        store.replace("job", 2, lambda take: take("two\nthree\n"))
         store.settle("job", 2)
         return await reading
 
@@ -256,5 +281,5 @@ def test_a_real_log_is_followed_to_its_end(store: LogStore, head: LocalRay) -> N
         await asyncio.gather(running, return_exceptions=True)
         return text
 
-    assert asyncio.run(story()) == cluster.logs("job-1")
+    assert asyncio.run(story()) == log_of(cluster, "job-1")
     cluster.close()

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from dispatcher.clusters import RayStatus, Submission
+from dispatcher.clusters import RayStatus, Submission, ray_http
+from dispatcher.clusters.long_text import LongText
 from dispatcher.clusters.ray_http import RayCluster, last_words, parse_gpus, parse_status, submit_body
 from dispatcher.errors import ClusterAccessDenied, ClusterUnreachable, LaunchRefused
-from tests.helpers import free_port
+from tests.helpers import free_port, log_of
 
 SECRET = "very-secret-token"
 JOB = {"type": "SUBMISSION", "submission_id": "j-1", "status": "RUNNING", "entrypoint": "x", "message": None}
@@ -93,7 +94,6 @@ def cluster(server: Server) -> Iterator[RayCluster]:
         (200, "<html>log in</html>", {"Content-Type": "text/html"}),
         (200, "{}"),
         (200, "[]"),
-        (200, json.dumps({**JOB, "status": "EXPLODED"})),
         (200, json.dumps({**JOB, "submission_id": "j-2"})),
         (200, json.dumps({"submission_id": "j-1", "status": "RUNNING"})),
         (500, "Traceback"),
@@ -122,6 +122,18 @@ def test_a_missing_job_in_a_long_list_is_asked_for_itself(server: Server, cluste
     found = cluster.statuses(ids)
     assert found.pop("j-20") is None
     assert all(status and status.status is RayStatus.RUNNING for status in found.values())
+
+
+@pytest.mark.parametrize("count", [3, 20])
+def test_a_status_that_nobody_here_knows_hides_no_other(server: Server, cluster: RayCluster, count: int) -> None:
+    jobs = [{**JOB, "submission_id": f"j-{n}"} for n in range(count)]
+    jobs[1]["status"] = "EXPLODED"
+    server.json("GET /api/jobs/", [*jobs, {**JOB, "submission_id": "somebody-elses", "status": 7}])
+    for job in jobs:
+        server.json(f"GET /api/jobs/{job['submission_id']}", job)
+    found = cluster.statuses([f"j-{n}" for n in range(count)])
+    assert len(found) == count - 1 and "j-1" not in found
+    assert all(status is not None and status.status is RayStatus.RUNNING for status in found.values())
 
 
 @pytest.mark.parametrize("body", [{"jobs": []}, "x", [{"hello": 1}], [5]])
@@ -330,10 +342,45 @@ def test_stop_delete_and_logs(server: Server, cluster: RayCluster) -> None:
     server.json("GET /api/jobs/j-1/logs", {"logs": "hé\n"})
     cluster.stop("j-1")
     cluster.delete("j-1")
-    assert cluster.logs("j-1") == "hé\n"
+    assert log_of(cluster, "j-1") == "hé\n"
     server.replies["POST /api/jobs/j-1/stop"] = (404, "nope")
     with pytest.raises(ClusterUnreachable):
         cluster.stop("j-1")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 65536])
+@pytest.mark.parametrize("ascii_only", [True, False])
+def test_a_long_text_is_the_same_in_pieces_of_any_size(size: int, ascii_only: bool) -> None:
+    whole = 'a "quoted" \\ line\n\ttab é 😀 \x00 \u2028 end\\'
+    data = json.dumps({"logs": whole, "more": 1}, ensure_ascii=ascii_only).encode()
+    text = LongText("logs")
+    pieces = [text.feed(data[at : at + size]) for at in range(0, len(data), size)]
+    assert "".join(pieces) == whole
+    assert text.ended
+
+
+def test_half_a_character_in_a_long_text_is_marked() -> None:
+    text = LongText("logs")
+    assert text.feed(b'{"logs": "a\\ud83d b\\ud83d"}') == "a\ufffd b\ufffd"
+    assert text.ended
+
+
+@pytest.mark.parametrize("body", [b'{"log": "x"}', b"[1, 2]" + b" " * 300, b'{"logs": null}' + b" " * 300, b"x" * 400])
+def test_what_is_no_log_is_refused(body: bytes) -> None:
+    with pytest.raises(ValueError, match="'logs'"):
+        LongText("logs").feed(body)
+
+
+def test_a_log_without_an_end_and_an_endless_answer_are_not_rays(
+    server: Server, cluster: RayCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.replies["GET /api/jobs/j-1/logs"] = (200, '{"logs": "cut o')
+    with pytest.raises(ClusterUnreachable, match="no end"):
+        log_of(cluster, "j-1")
+    monkeypatch.setattr(ray_http, "MAX_ANSWER_BYTES", 1 << 20)
+    server.json("GET /api/version", {"ray_version": "2.50.0", "more": "x" * (2 << 20)})
+    with pytest.raises(ClusterUnreachable, match="more than 1 MiB"):
+        cluster.info()
 
 
 def test_a_status_keeps_rays_details() -> None:

@@ -9,6 +9,7 @@ from dispatcher.clock import VirtualClock
 from dispatcher.clusters import RayStatus, Submission
 from dispatcher.clusters.simulated import SimulatedCluster, Workload
 from dispatcher.errors import ClusterUnreachable
+from tests.helpers import log_of
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 
@@ -161,4 +162,4 @@ def test_a_running_job_is_not_deleted(clock: VirtualClock) -> None:
     with pytest.raises(ClusterUnreachable, match="will not delete"):
         cluster.delete("a-1")
     cluster.say("a-1", "epoch 1\n")
-    assert (cluster.logs("a-1") or "").endswith("epoch 1\n")
+    assert (log_of(cluster, "a-1") or "").endswith("epoch 1\n")

@@ -1,13 +1,16 @@
 """The control loop over simulated clusters in virtual time: what happens when answers are lost, and when owners change their
 minds at awkward moments."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
 from dispatcher.api import views
 from dispatcher.api.savings import missed
+from dispatcher.clusters import Submission
 from dispatcher.clusters.simulated import Workload
 from dispatcher.config import Config
 from dispatcher.errors import ClusterUnreachable
@@ -74,6 +77,27 @@ def test_a_cancel_during_a_launch_without_an_answer_ends_the_job_and_what_was_st
     assert state(sim, "j") is JobState.CANCELLED
     status = sim.clusters["a"].statuses(["j-1"])["j-1"]
     assert status is None or status.status == "STOPPED"
+
+
+def test_a_launch_that_a_slow_head_takes_up_long_after_the_cancel_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    sim = simulation()
+    advance(sim, 3)
+    cluster, late = sim.clusters["a"], list[Submission]()
+    real = cluster.submit
+
+    def slow(submission: Submission, packages: Mapping[str, Path], *, maybe_sent: bool) -> None:
+        late.append(submission)
+        raise ClusterUnreachable("did not answer in time")
+
+    monkeypatch.setattr(cluster, "submit", slow)
+    submit(sim, "j", run_s=36000.0)
+    cancel(sim, "j")
+    advance(sim, 30)
+    assert state(sim, "j") is JobState.CANCELLED
+    real(late[0], {}, maybe_sent=False)
+    advance(sim, 60)
+    status = cluster.statuses(["j-1"])["j-1"]
+    assert status is not None and status.status == "STOPPED"
 
 
 def test_a_cancel_of_a_job_that_its_cluster_cannot_place_ends_soon() -> None:

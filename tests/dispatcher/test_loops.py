@@ -1,10 +1,14 @@
 """The loop table, live and under virtual time."""
 
 import threading
-from datetime import UTC, datetime, timedelta
+import time
+from datetime import UTC, datetime, timedelta, tzinfo
 
 import pytest
+from apscheduler.schedulers import base as schedulers_base
+from apscheduler.triggers import interval
 
+from dispatcher import clock as clock_module
 from dispatcher.clock import ReplayClock, SystemClock, VirtualClock
 from dispatcher.loops import LiveLoops, Loop, run_virtual
 from tests.helpers import wait_until
@@ -83,6 +87,34 @@ def test_a_nudge_during_a_run_is_not_lost() -> None:
     finally:
         live.stop()
     assert loop.runs == 2
+
+
+def test_loops_go_on_when_the_clock_of_the_machine_is_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_by_s = 0.0
+    wall = time.time
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> "Clock":
+            return cls.fromtimestamp(wall() + set_by_s, tz)
+
+    for module in (schedulers_base, interval):  # where APScheduler asks for the time
+        monkeypatch.setattr(module, "datetime", Clock)
+    monkeypatch.setattr(clock_module, "datetime", Clock)
+    monkeypatch.setattr(time, "time", lambda: wall() + set_by_s)
+    loop = Loop("steady", 0.2, lambda _: None)
+    live = LiveLoops([loop], SystemClock())
+    live.start()
+    try:
+        wait_until(lambda: loop.runs >= 3, 10, "the loop to run")
+        assert live.alarms(START) == []
+        set_by_s = -7200.0
+        wait_until(lambda: bool(live.alarms(START)), 10, "the change of the clock to be told")
+        assert "back by 7200 s" in live.alarms(START)[0][2]
+        runs = loop.runs
+        wait_until(lambda: loop.runs >= runs + 3, 10, "the loop to go on")
+    finally:
+        live.stop()
 
 
 def test_a_replay_goes_on_where_it_was_and_never_back() -> None:

@@ -50,6 +50,29 @@ def only(actions: list[Action]) -> Action:
     return actions[0]
 
 
+def test_who_runs_in_a_region_that_is_gone_is_not_said_to_be_stopped() -> None:
+    gone = running("j", "nowhere", cancel_requested=True)
+    action = only(decide(world([gone], [region("a", FLAT)])))
+    assert isinstance(action, Hold) and "nobody can stop it there" in action.reason
+    assert decide(world([replace(gone, reason=action.reason)], [region("a", FLAT)])) == []
+
+
+def test_after_a_limit_load_comes_back_step_by_step() -> None:
+    over = Budget("a", NOW - 2 * H, NOW - timedelta(seconds=300), 1000.0, "e", "the event", recovery_s=900.0)
+    runs = running("r", "a")
+    waiting = [job(f"p{at}", state=JobState.PAUSED, region="a", attempt=1, deadline_at=NOW + H) for at in range(3)]
+    picture = world([runs, *waiting], [region("a", FLAT)], budgets=(over,))
+    # 1 kW runs, 3 kW were paused; a third of the way back 2 kW may be drawn.
+    launched = [action for action in decide(picture) if isinstance(action, Launch)]
+    held = [action for action in decide(picture) if isinstance(action, Hold)]
+    assert len(launched) == 1 and len(held) == 2
+    assert "comes back step by step until 2026-02-03 06:10Z from the event: 2 kW so far" in held[0].reason
+    later = replace(picture, now=NOW + timedelta(seconds=600))
+    assert len([action for action in decide(later) if isinstance(action, Launch)]) == 3
+    urgent = job("now", flexible=False, deadline_at=None)
+    assert Launch in {type(one) for one in decide(replace(picture, jobs=(runs, *waiting, urgent))) if one.job_id == "now"}
+
+
 # --- wishes -----------------------------------------------------------------------------------------------------------
 
 

@@ -89,6 +89,21 @@ def test_a_clock_that_is_ahead_is_told() -> None:
     assert checked(wire(30), at(1800)).start_s == T0_S + 1800
 
 
+def test_a_minute_that_has_rows_takes_no_other_making_of_it(book: EnergyBook) -> None:
+    first = [wire(0, "a"), wire(0, "b", split="by time"), wire(0, None, uuid="GPU-1"), wire(0, "a", node_id="n2")]
+    assert take(book, *first) == Taken(4, 0)
+    again = [wire(0, None, line="unattributed", energy_wh=5.0), wire(1, None, line="unattributed")]
+    assert take(book, *again) == Taken(1, 1), "its energy is told on other lines already"
+    assert take(book, wire(0, "c", uuid="GPU-1"), wire(0, "c", node_id="n3")) == Taken(1, 1)
+    assert take(book, wire(0, None, start=T0_S + 1, end=T0_S + 61)) == Taken(1, 0), (
+        "told once more by a clock that was set back"
+    )
+    assert total(book.sums(T0, at(60), 60)) == 6 * 6.0
+    many = [wire(minute, "m", uuid=f"GPU-{number}") for minute in range(100, 160) for number in range(10)]
+    assert take(book, *many) == Taken(600, 0)
+    assert take(book, *[{**one, "job_id": "other"} for one in many]) == Taken(0, 600)
+
+
 def test_rows_from_the_future_wait_for_their_time_and_are_not_lost(book: EnergyBook) -> None:
     rows = [wire(0), wire(30)]
     taken = book.take(rows, at(300)).result(10)

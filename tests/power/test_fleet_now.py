@@ -32,7 +32,7 @@ def book(sqlite_url: str) -> Iterator[EnergyBook]:
 class Session:
     """An agent's connection that hears nothing."""
 
-    def send(self, text: str) -> None:
+    def send(self, text: str, *, is_order: bool = False) -> None:
         """Nothing."""
 
     def close(self, why: str) -> None:

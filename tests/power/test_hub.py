@@ -7,6 +7,8 @@ from concurrent.futures import Future
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
+
 from dispatcher.power.energy import Taken
 from dispatcher.power.hub import MOST_CLAIMS, CapOrder, CapResult, Hub, Release
 
@@ -33,6 +35,7 @@ class Agent:
         self.hub, self.node_id, self.region = hub, node_id, region
         self.sent: list[dict[str, Any]] = []
         self.closed: str | None = None
+        self.clock_s = 0.0  # ahead of the hub's
         self.uuids = [f"GPU-{node_id}-{i}" for i in range(gpus)]
         self.hello = {
             "type": "hello",
@@ -49,7 +52,7 @@ class Agent:
             **hello,
         }
 
-    def send(self, text: str) -> None:
+    def send(self, text: str, *, is_order: bool = False) -> None:
         self.sent.append(json.loads(text))
 
     def close(self, why: str) -> None:
@@ -65,7 +68,8 @@ class Agent:
 
     def live(self, power_w: float | None = 400.0, **more: Any) -> None:
         gpu = {"uuid": self.uuids[0], "power_w": power_w, "limit_w": 700.0, "idle_state": "active", "jobs": ["j1"], **more}
-        assert self.say({"type": "live", "at": 1.0, "gpus": [gpu], "frozen": [], "alarms": []}) is None
+        at = self.hub._now().timestamp() + self.clock_s
+        assert self.say({"type": "live", "at": at, "gpus": [gpu], "frozen": [], "alarms": []}) is None
 
     def answer(self, order: Mapping[str, Any], **more: Any) -> None:
         said = [{"lease_id": one["lease_id"], "ok": True, "enforced_w": one["limit_w"], "took_s": 0.02} for one in order["set"]]
@@ -497,3 +501,124 @@ def test_the_highest_epoch_is_kept_and_none_that_is_made_up() -> None:
     for at, epoch in enumerate((10, 7, 1 << 62, 12)):
         Agent(hub, f"n{at}", epoch=epoch).connect()
     assert seen == [10, 12]
+
+
+def twin(hub: Hub, hostname: str = "host-other", boot_id: str | None = "boot-2") -> Agent:
+    agent = Agent(hub)
+    agent.hello["node"] |= {"hostname": hostname, "boot_id": boot_id}
+    return agent
+
+
+def test_two_machines_with_one_id_are_an_alarm_and_the_first_stays() -> None:
+    hub, time = make()
+    first = Agent(hub)
+    first.hello["node"]["boot_id"] = "boot-1"
+    first.connect().live(300.0)
+    for _ in range(20):
+        second = twin(hub)
+        assert second.say(second.hello) is None and second.closed is not None and "each machine needs its own" in second.closed
+        assert first.closed is None and hub.nodes()[0].gpus[0].power_w == 300.0
+    ((key, region, sentence),) = hub.alarms()
+    assert (key, region) == ("claim north n1", "north")
+    assert "host-n1 (boot boot-1) and host-other (boot boot-2) both say that they are node n1" in sentence
+    time.s = 10.5
+    assert twin(hub).connect().closed is None, "the first is silent"
+    assert hub.nodes()[0].hostname == "host-other"
+    back = Agent(hub)
+    back.hello["node"]["boot_id"] = "boot-1"
+    back.say(back.hello)
+    assert back.closed is not None
+
+
+def test_an_agent_that_starts_anew_on_its_machine_is_no_other_machine() -> None:
+    hub, _ = make()
+    first = Agent(hub)
+    first.hello["node"]["boot_id"] = "boot-1"
+    first.connect()
+    assert twin(hub, "host-n1", "boot-1").connect().closed is None and first.closed is not None
+    assert twin(hub, "host-n1", None).connect().closed is None
+
+
+def test_orders_say_who_we_are_what_our_clock_says_and_how_long_ago_the_node_was_heard() -> None:
+    hub, time = make()
+    agent = Agent(hub, boot_s=1000.0).connect()
+    time.s = 3.0
+    hub.order_caps([cap(agent)])
+    hub.thaw("j1")
+    for frame in agent.sent:
+        assert (frame["epoch"], frame["plane"], frame["at"]) == (5, hub.plane, START.timestamp() + 3.0)
+        assert (frame["heard_boot_s"], frame["heard_ago_s"]) == (1000.0, 3.0)
+    assert agent.say({"type": "live", "at": 0.0, "boot_s": 1004.5, "gpus": []}) is None
+    hub.freeze("j1", ttl_s=30.0, freeze_max_s=60.0)
+    assert (agent.sent[-1]["heard_boot_s"], agent.sent[-1]["heard_ago_s"]) == (1004.5, 0.0)
+    assert Hub(epoch=5).plane != Hub(epoch=5).plane
+
+
+def test_a_node_that_obeyed_another_control_plane_of_our_epoch_is_an_alarm() -> None:
+    hub, _ = make()
+    Agent(hub, epoch=5, plane=hub.plane).connect()
+    Agent(hub, "n2", epoch=4, plane="b").connect()
+    assert hub.alarms() == []
+    Agent(hub, "n3", epoch=5, plane="b").connect()
+    ((key, _, sentence),) = hub.alarms()
+    assert key == "epoch" and "another control plane of our own epoch 5" in sentence
+
+
+@pytest.mark.parametrize("reads_w", [1e6, 20_001.0, 1401.0, -1.0])
+def test_power_that_no_gpu_draws_is_unknown(reads_w: float) -> None:
+    hub, _ = make()
+    agent = Agent(hub).connect()
+    for _ in range(3):
+        agent.live(reads_w)
+        assert hub.nodes()[0].gpus[0].power_w is None
+    agent.live(690.0)
+    agent.live(690.0, limit_w=300.0)
+    assert hub.nodes()[0].gpus[0].power_w == 690.0, "the draw comes down after its limit does"
+    agent.live(1e6, limit_w=None)
+    assert hub.nodes()[0].gpus[0].power_w is None
+
+
+@pytest.mark.parametrize(("clock_s", "said"), [(40.0, "is 40 s ahead"), (-40.0, "is 40 s behind"), (-4.0, None)])
+def test_a_nodes_clock_that_differs_is_an_alarm(clock_s: float, said: str | None) -> None:
+    hub, _ = make()
+    agent = Agent(hub).connect()
+    agent.clock_s = clock_s
+    for _ in range(3):
+        assert hub.alarms() == [], "one frame may have been late"
+        agent.live()
+    assert hub.doubting() == ({"n1"} if said else set())
+    found = hub.alarms()
+    assert [key for key, _, _ in found] == (["clock n1"] if said else [])
+    assert said is None or f"the clock of host-n1 (node n1) {said}" in found[0][2]
+    agent.clock_s = 0.0
+    for _ in range(3):
+        agent.live()
+    assert hub.alarms() == []
+
+
+def test_frames_that_come_late_are_no_clock_that_is_behind() -> None:
+    hub, _ = make()
+    agent = Agent(hub).connect()
+    for clock_s in (-30.0, -20.0, 0.0, -30.0, -20.0, 0.0, -9.0):
+        agent.clock_s = clock_s
+        agent.live()
+    assert hub.alarms() == []
+
+
+def test_where_the_clocks_of_most_nodes_differ_it_is_ours_that_is_wrong() -> None:
+    hub, _ = make()
+    agents = [Agent(hub, f"n{at}").connect() for at in range(4)]
+    for agent in agents:
+        agent.clock_s = -3600.0
+    agents[3].clock_s = 0.0
+    for agent in agents * 3:
+        agent.live()
+    assert [(key, region) for key, region, _ in hub.alarms()] == [("clock", None), ("clock n3", "north")]
+    assert "our clock is 3600 s ahead of those of most nodes" in hub.alarms()[0][2]
+    assert hub.doubting() == {"n0", "n1", "n2"}
+    for agent in agents:
+        agent.clock_s = 0.0
+    agents[0].clock_s = -3600.0
+    for agent in agents * 3:
+        agent.live()
+    assert [key for key, _, _ in hub.alarms()] == ["clock n0"] and hub.doubting() == set(), "most say that ours is right"

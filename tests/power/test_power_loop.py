@@ -1,5 +1,6 @@
 """The power loop over agents that live in the test: which leases stand, when they are sent, renewed, lowered and let go."""
 
+import itertools
 import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -40,9 +41,11 @@ class Agent:
         self.orders: list[dict[str, Any]] = []
         self.protected: dict[str, str] = {}
         self.busy = False
+        self.unused = 0.0  # share of a cap that its work does not draw
+        self.clock_s = 0.0  # ahead of the control plane's
         self.uuids = [f"GPU-{node_id}-{at}" for at in range(len(jobs))]
 
-    def send(self, text: str) -> None:
+    def send(self, text: str, *, is_order: bool = False) -> None:
         frame = json.loads(text)
         self.orders.append(frame)
         for one in frame["set"]:
@@ -69,11 +72,20 @@ class Agent:
         return [self.cap(uuid) for uuid in self.uuids]
 
     def drawn_w(self) -> float:
-        return sum(min(self.cap(uuid), self.draw_w if jobs else 60.0) for uuid, jobs in zip(self.uuids, self.jobs, strict=True))
+        return sum(self.power_w(uuid, jobs) for uuid, jobs in zip(self.uuids, self.jobs, strict=True))
+
+    def power_w(self, uuid: str, jobs: list[str]) -> float:
+        return min(self.cap(uuid) * (1.0 - self.unused), self.draw_w if jobs else 60.0)
 
     def _leases(self) -> list[dict[str, Any]]:
         keys = ("lease_id", "kind", "uuid", "limit_w")
-        return [{key: one[key] for key in keys} | {"epoch": 1} for one in self.leases.values()]
+        return [
+            {key: one[key] for key in keys} | {"epoch": 1, "ends_in_s": one.get("ends_in_s", self._left_s(one))}
+            for one in self.leases.values()
+        ]
+
+    def _left_s(self, lease: dict[str, Any]) -> float | None:
+        return None if lease.get("ends") is None else lease["ends"] - self.test.s
 
     def hello(self) -> None:
         gpus = [
@@ -99,7 +111,7 @@ class Agent:
         gpus = [
             {
                 "uuid": uuid,
-                "power_w": min(self.cap(uuid), self.draw_w if jobs else 60.0),
+                "power_w": self.power_w(uuid, jobs),
                 "limit_w": self.cap(uuid),
                 "enforced_w": self.cap(uuid),
                 "idle_state": "active" if jobs or self.busy else "deep_idle",
@@ -108,7 +120,8 @@ class Agent:
             }
             for uuid, jobs in zip(self.uuids, self.jobs, strict=True)
         ]
-        self.say({"type": "live", "at": 1.0, "gpus": gpus, "frozen": [], "alarms": [], "leases": self._leases()})
+        at = self.test.now().timestamp() + self.clock_s
+        self.say({"type": "live", "at": at, "gpus": gpus, "frozen": [], "alarms": [], "leases": self._leases()})
 
 
 class Site:
@@ -124,6 +137,7 @@ class Site:
         self.agents: list[Agent] = []
         self.jobs: dict[str, JobView] = {}
         self.budgets: tuple[Budget, ...] = ()
+        self.branch_budgets: tuple[Budget, ...] = ()
         self.plan: Plan | None = None
 
     def now(self) -> datetime:
@@ -146,12 +160,14 @@ class Site:
     def world(self) -> World:
         view = RegionView("north", True, None, None, self.limit_w, None, None, pue=1.25)
         jobs = tuple(replace(job, cap=self.loop.cap_of(job.id)) for job in self.jobs.values())
-        return World(self.now(), jobs, (view,), self.budgets, settings=Settings(), plan=self.plan)
+        return World(
+            self.now(), jobs, (view,), self.budgets, settings=Settings(), plan=self.plan, branch_budgets=self.branch_budgets
+        )
 
-    def event(self, limit_w: float, end_s: float | None, start_s: float = 0.0, event_id: str = "ev") -> None:
+    def event(self, limit_w: float, end_s: float | None, start_s: float = 0.0, event_id: str = "ev", **more: Any) -> None:
         end = None if end_s is None else START + timedelta(seconds=end_s)
         begin = START + timedelta(seconds=start_s)
-        self.budgets = (*self.budgets, Budget("north", begin, end, limit_w, event_id, f"event {event_id}"))
+        self.budgets = (*self.budgets, Budget("north", begin, end, limit_w, event_id, f"event {event_id}", **more))
 
     def seconds(self, count: int = 1) -> None:
         for _ in range(count):
@@ -197,6 +213,124 @@ def test_an_event_caps_until_its_own_end_and_is_sent_once() -> None:
     assert agent.caps() == [700.0] * 4  # the agent's own clock ended them
     site.seconds(2)
     assert agent.leases == {}
+
+
+def test_event_caps_stay_to_the_nodes_ends_where_our_clock_may_be_ahead() -> None:
+    site, agent = four()
+    site.event(2400.0, end_s=900.0)
+    site.seconds(5)
+    caps = agent.caps()
+    assert max(caps) < 600.0
+    for lease in agent.leases.values():
+        lease["ends"] += 3600.0  # as agents count: the later of both clocks
+        lease["ends_in_s"] = 4500.0
+    agent.clock_s = -3600.0
+    site.seconds(5)
+    assert "clock n1" in [key for key, _, _ in site.hub.alarms()]
+    site.s = 900.0
+    site.seconds(30)
+    assert agent.caps() == caps, "over by our clock alone"
+    site.loop = CapLoop(site.config, site.hub, mono=lambda: site.s)  # nor does a restart of ours lift them
+    site.seconds(30)
+    assert agent.caps() == caps
+    agent.clock_s = 0.0
+    site.seconds(10)
+    assert agent.caps() == [700.0] * 4 and agent.leases == {}
+
+
+def test_an_event_that_is_taken_back_is_let_go_of_whatever_the_clocks_say() -> None:
+    site, agent = four()
+    agent.clock_s = -3600.0
+    site.event(2400.0, end_s=900.0)
+    site.seconds(8)
+    assert max(agent.caps()) < 600.0 and site.hub.doubting() == {"n1"}
+    for lease in agent.leases.values():
+        lease["ends_in_s"] = 4500.0
+    site.budgets = ()
+    site.seconds(2)
+    assert agent.leases == {} and agent.caps() == [700.0] * 4
+
+
+def back(site: Site, seconds: int) -> list[float]:
+    """Draw at the meter, each minute from now on."""
+    drawn = []
+    for _ in range(seconds // 60):
+        site.seconds(60)
+        drawn.append(site.drawn_w())
+    return drawn
+
+
+def twenty(**more: Any) -> tuple[Site, Agent]:
+    site = Site()
+    for at in range(20):
+        site.job(f"j{at}", **more)
+    return site, site.agent("n1", [[f"j{at}"] for at in range(20)])
+
+
+def test_load_comes_back_on_a_straight_line_after_an_event_and_is_whole_in_time() -> None:
+    site, agent = twenty()
+    site.event(11000.0, end_s=300.0, recovery_s=600.0)
+    site.seconds(299)
+    low = site.drawn_w()
+    assert low <= 11000.0
+    drawn = [low, *back(site, 660)]
+    rises = [later - earlier for earlier, later in itertools.pairwise(drawn)]
+    assert drawn[-1] == 15000.0 and min(rises) >= 0 and max(rises) <= 1.3 * (15000.0 - low) / 10
+    assert drawn[4] < 13500.0 < drawn[7]
+    site.seconds(30)
+    assert agent.leases == {}
+
+
+def test_load_comes_back_step_by_step_also_when_the_control_plane_is_gone() -> None:
+    site, agent = twenty()
+    site.event(11000.0, end_s=300.0, recovery_s=600.0)
+    site.seconds(120)
+    low = site.drawn_w()
+    seen = {}
+    for second in (290, 301, 600, 899, 901):
+        site.s = float(second)
+        seen[second] = site.drawn_w()
+    assert seen[290] == low and seen[301] <= low + 300.0
+    assert abs(seen[600] - (low + 15000.0) / 2) < 500.0
+    assert seen[901] == 15000.0
+    assert len(agent.orders) <= 4, "no stream of orders for ends that move a little"
+
+
+def test_load_comes_back_step_by_step_from_a_release_and_after_a_restart_in_the_midst_of_it() -> None:
+    site, agent = twenty()
+    site.event(11000.0, end_s=None, recovery_s=600.0)
+    site.seconds(120)
+    low = site.drawn_w()
+    site.budgets = (replace(site.budgets[0], end=site.now()),)
+    assert max(back(site, 240)) < 13500.0
+    site.loop = CapLoop(site.config, site.hub, mono=lambda: site.s)
+    drawn = back(site, 420)
+    assert low < drawn[0] < 14000.0 and drawn[-1] == 15000.0
+    assert agent.leases == {}
+
+
+def test_what_gpus_leave_undrawn_is_given_to_them_while_the_limit_is_kept() -> None:
+    site, agent = four()
+    site.event(2400.0, end_s=3600.0)
+    agent.unused = 0.04
+    site.seconds(5)
+    first = site.drawn_w()
+    site.seconds(200)
+    assert first < 0.97 * 2400.0 < site.drawn_w() <= 2400.0
+    agent.unused = 0.0  # the same work draws all that it may from now on
+    site.seconds(6)
+    assert site.drawn_w() <= 2400.0
+
+
+def test_a_branchs_event_caps_that_branch_alone() -> None:
+    site = Site()
+    for at in range(4):
+        site.job(f"j{at}")
+    one = site.agent("n1", [["j0"], ["j1"]], branch="rack-1")
+    other = site.agent("n2", [["j2"], ["j3"]], branch="rack-2")
+    site.branch_budgets = (Budget("north", START, START + timedelta(hours=1), 1100.0, "b", "event b", branch="rack-1"),)
+    site.seconds(5)
+    assert sum(one.caps()) * 1.25 <= 1100.0 and other.caps() == [700.0] * 2
 
 
 def test_an_open_event_has_no_end_and_its_release_lifts_the_caps() -> None:
@@ -547,7 +681,7 @@ def test_two_sources_may_give_their_events_the_same_id() -> None:
 def test_what_another_regions_agent_says_of_a_gpu_changes_nothing_here() -> None:
     site, agent = four()
     site.event(2400.0, end_s=900.0)
-    site.seconds(5)
+    site.seconds(120)
     before = agent.caps()
     gpus = [{"uuid": uuid, "index": at, "name": "x", "default_w": 10.0} for at, uuid in enumerate(agent.uuids)]
     about = {"node_id": "zz", "hostname": "zz"}

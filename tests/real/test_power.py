@@ -18,11 +18,16 @@ What comes of each fault, and which test shows it (here unless a file is named; 
   agent/test_caps_killed; agent/test_guard
 - node rebooted: events are capped again, all else is gone | agent/test_caps: after_a_reboot; agent/test_leases: a_reboot_drops
 - two agents on a node: the second leaves the first's GPUs alone and says so | agent/test_caps_killed: two_agents_on_one_node;
-  agent/test_runner: one_agent_a_folder_and_one_agent_a_gpu
-- two control planes: orders of the older epoch are refused, its operator is told | a_control_plane_from_an_older_epoch;
-  agent/test_caps: an_older_epoch; power/test_hub: a_node_that_obeyed_a_newer_control_plane
-- clock jumps: leases count by boot time, no energy is invented or lost | agent/test_leases: in_the_same_boot,
-  a_wall_clock_set_right; agent/test_metering: a_clock_set_forward, a_clock_set_back
+  agent/test_runner: one_agent_a_folder_and_one_agent_a_gpu; agent/test_guard: nobody_sets_the_limit, a_gpu_is_claimed
+- two machines with one node id: the first stays, an alarm names both | power/test_hub: two_machines_with_one_id
+- two control planes: orders of the older epoch, and of the second of one epoch, are refused, its operator is told |
+  a_control_plane_from_an_older_epoch; agent/test_caps: an_older_epoch; agent/test_runner: of_two_control_planes;
+  power/test_hub: a_node_that_obeyed_a_newer_control_plane, a_node_that_obeyed_another_control_plane
+- an order that waited in a socket for long: refused, and sent anew | agent/test_runner: an_order_that_waited
+- clock jumps: leases count by boot time, no energy is invented or lost, no event cap is lifted early by a clock ahead |
+  agent/test_leases: in_the_same_boot, a_wall_clock_set_right; agent/test_metering: a_clock_set_forward, a_clock_set_back;
+  agent/test_runner: an_event_lease_ends_when; power/test_power_loop: event_caps_stay_to_the_nodes_ends;
+  power/test_hub: a_nodes_clock_that_differs
 - a meter that stops, jumps or counts backwards: a GPU's counter gives way to integrated power, a site's meter is unknown |
   agent/test_metering: a_stuck_counter, a_jump_is_no_energy; power/test_site_meters: a_stopped_meter, a_jump_is_kept,
   a_counter_and_its_reset

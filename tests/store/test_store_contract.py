@@ -8,7 +8,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from dispatcher.errors import AlreadyExists, BadInput, IllegalMove, NotFound, StaleState, StoreUnavailable
-from dispatcher.store import GridEvent, Job, Request, Store, Token
+from dispatcher.store import GridEvent, GridEventChange, GridStep, Job, Request, Store, Token, memory, sql
 from policies.world import JobState
 from tests.store.store_samples import T0, at, attempt, change, flex, job, moves
 
@@ -402,3 +402,48 @@ def test_a_closed_store_refuses_writes(store: Store) -> None:
     with pytest.raises(StoreUnavailable, match="closed"):
         store.add_job(job(), "submitted").result(10)
     assert not store.healthy()
+
+
+def test_a_grid_event_keeps_its_whole_schedule_its_history_and_what_is_held_for_its_sender(store: Store) -> None:
+    steps = (GridStep(at(0), at(30), 5000.0, 7, 60.0, "peak"), GridStep(at(30), None, 4000.0, "b"))
+    event = grid_event(limit_w=4000.0, end=None, steps=steps, branch="rack-1", protocol="openadr-3.1", rank=0, recovery_s=9.5)
+    line = GridEventChange("utility", "e", at(-5), 1, "accepted", "at most 5 kW", '{"id": 1}')
+    first = replace(line, steps=steps)
+    assert store.save_grid_event(event, None, change=first, held="the first").result(10) == "accepted"
+    assert store.save_grid_event(event, None, change=line, held="again").result(10) == "duplicate"
+    assert store.grid_event("utility", "e") == event and store.grid_event("utility", "other") is None
+    assert store.held_grid_event("utility", "e") == "the first" and store.held_grid_event("other", "e") is None
+    store.opt_out_grid_event(replace(line, what="opted_out", sentence="no"), "no").result(10)
+    with pytest.raises(NotFound, match="other"):
+        store.opt_out_grid_event(replace(line, event_id="other"), "no").result(10)
+    newer = replace(event, version=2, received_at=at(40), said_version="2026-01-01", cancelled=True, end=at(40))
+    assert store.save_grid_event(newer, None, change=replace(line, version=2, what="cancelled")).result(10) == "accepted"
+    assert store.grid_event("utility", "e") == replace(newer, opted_out="no")
+    assert store.held_grid_events("utility", at(39)) == {"e": "the first"}, "what is not given anew stays"
+    assert store.held_grid_events("utility", at(40)) == {} and store.held_grid_events("other", at(0)) == {}
+    store.note_grid_event(replace(line, event_id="x", version=None, what="rejected", sentence="bad\x00text")).result(10)
+    history = store.grid_event_changes("utility", "e")
+    assert [one.what for one in history] == ["accepted", "opted_out", "cancelled"]
+    assert [one.steps for one in history] == [steps, None, None]
+    (refused,) = store.grid_event_changes("utility", "x")
+    assert (refused.version, refused.sentence) == (None, "bad\ufffdtext") and refused.seq == 4
+
+
+def test_an_event_that_limits_nothing_has_no_steps_and_one_with_a_limit_has_that(store: Store) -> None:
+    price = grid_event(event_id="price", limit_w=None)
+    limit = grid_event(event_id="limit", reason="peak")
+    for event in (price, limit):
+        assert store.save_grid_event(event, None).result(10) == "accepted"
+    assert store.grid_events() == [limit, price]
+    assert (price.steps, limit.steps) == ((), (GridStep(at(0), at(60), 5000.0, reason="peak"),))
+
+
+def test_of_an_events_history_the_latest_lines_are_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (memory, sql):
+        monkeypatch.setattr(module, "CHANGES_KEPT", 3)
+    for number in range(5):
+        for event_id in ("a", "b"):
+            line = GridEventChange("utility", event_id, at(number), 1, "ignored", str(number))
+            store.note_grid_event(line).result(10)
+    for event_id in ("a", "b"):
+        assert [line.sentence for line in store.grid_event_changes("utility", event_id)] == ["2", "3", "4"]

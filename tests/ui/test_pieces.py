@@ -116,6 +116,23 @@ def test_the_picture_keeps_gaps_limits_and_units_apart() -> None:
     assert all(pane["layer"][0]["data"]["name"] in pane["datasets"] for pane in drawn)
 
 
+def test_an_event_is_drawn_step_by_step_and_not_where_it_does_not_bind_the_site() -> None:
+    plane = FakeControlPlane()
+    event = {"event_id": "e", "region": "eu-west", "state": "active", "start": NOW.isoformat(), "end": None, "limit_w": 1000.0}
+    half = NOW + timedelta(minutes=30)
+    steps = [
+        {"start": event["start"], "end": half.isoformat(), "limit_w": 2000.0},
+        {"start": half.isoformat(), "end": None, "limit_w": 1000.0},
+    ]
+    shown = charts.picture(plane.plan(), [], [{**event, "steps": steps}], plane.regions(), NOW)
+    assert list(shown.limits["eu-west"]["kw"]) == [6.0, 2.0, 1.0]
+    for more in ({"branch": "rack-1"}, {"opted_out": "a deadline"}):
+        elsewhere = charts.picture(plane.plan(), [], [{**event, "steps": steps, **more}], plane.regions(), NOW)
+        assert list(elsewhere.limits["eu-west"]["kw"]) == [6.0], more
+    told = parts.events([{**event, "branch": "rack-1", "opted_out": "a deadline"}], NOW)
+    assert "eu-west / rack-1" in told and "opted out" in told
+
+
 def test_a_band_is_drawn_where_something_is_forecast_and_breaks_where_nothing_is() -> None:
     hours = [START + timedelta(hours=i) for i in range(8)]
     low, high = [None, 1.0, 2.0, None, 3.0, None, None, None], [None, 5.0, 6.0, None, 7.0, 9.0, None, None]

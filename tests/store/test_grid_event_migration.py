@@ -1,0 +1,40 @@
+"""Databases from before events had schedules: what was stored then is an event of one step."""
+
+from typing import Any
+
+import pytest
+from alembic import command
+from sqlalchemy import text
+
+from dispatcher.store import GridEvent, GridStep
+from dispatcher.store.engine import database, make_engine
+from dispatcher.store.migrate import _config, upgrade
+from dispatcher.store.sql import SqlStore
+from tests.store.store_samples import at
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def old_url(request: pytest.FixtureRequest, tmp_path: Any) -> str:
+    """A database at revision 0006 with an event that is in force."""
+    url = f"sqlite:///{tmp_path}/old.db" if request.param == "sqlite" else request.getfixturevalue("empty_postgres_url")
+    engine = make_engine(database(url), create=True)
+    with engine.execution_options(write=True).begin() as connection:
+        config = _config()
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0006")
+        columns = 'source, event_id, version, region, start, "end", limit_w, received_at, reason, cancelled, test'
+        values = ":source, 'e', 3, 'north', :start, :end, 5000.0, :start, 'peak', :no, :no"
+        given = {"source": "utility", "start": at(0), "end": at(60), "no": False}
+        connection.execute(text(f"INSERT INTO grid_event ({columns}) VALUES ({values})"), given)
+    engine.dispose()
+    return str(url)
+
+
+def test_an_event_in_force_stays_in_force(old_url: str) -> None:
+    upgrade(old_url)
+    store = SqlStore(old_url)
+    expected = GridEvent("utility", "e", 3, "north", at(0), at(60), 5000.0, at(0), "peak")
+    assert store.grid_events(ended_after=at(59)) == [expected]
+    assert expected.steps == (GridStep(at(0), at(60), 5000.0, reason="peak"),)
+    assert store.grid_event_changes("utility", "e") == [] and store.held_grid_event("utility", "e") is None
+    store.close()
