@@ -18,7 +18,7 @@ from dispatcher.dr.budgets import binds
 from dispatcher.dr.ven3 import FALLBACK
 from dispatcher.errors import IllegalMove, NotFound
 from dispatcher.event_jobs import NOT_COUNTED, Told, names_of, tier_costs
-from dispatcher.event_series import joined, series_of, spans_of_energy
+from dispatcher.event_series import joined, series_of, spans_of_energy, usual_length_s
 from dispatcher.power.energy import EnergyBook
 from dispatcher.power.presence import Presence
 from dispatcher.power.site_meters import SiteMeters
@@ -329,21 +329,27 @@ class _Maker:
         return datetime(year, month, number, tzinfo=self._calendar.zone).astimezone(UTC)
 
     def _metered(self, start: datetime, end: datetime, step_s: float | None) -> MeteredSeries:
-        """What is known of ``[start, end)`` on slots of ``step_s`` (None: the meter's own)."""
+        """What is known of ``[start, end)`` on slots of ``step_s``; None: the meter's own, or as long as its readings of the
+        event are, which say nothing of shorter times."""
+        whole = (self._start, max(min(end, self._end or end), self._start + timedelta(seconds=1)))
         if self._meter is not None:
             spans = self._from.meters.history(self._event.region, self._event.branch, start, end).spans
-            return series_of(spans, start, end, step_s or self._meter.cadence_s, "site meter")
-        pue = self._region.pue if self._event.branch is None else 1.0
-        nodes = self._nodes
-        node_ids = [one.node_id for one in nodes] if self._event.branch is not None else None
-        there = Presence(nodes, self._now)
+            own_s = max(self._meter.cadence_s, usual_length_s(spans, *whole))
+            return series_of(spans, start, end, step_s or own_s, "site meter")
+        there = Presence(self._nodes, self._now)
         old = step_s is not None and start < self._now - _MINUTES_FOR
-        sums = self._from.energy.sums(start, end, _HOUR_S if old else _MINUTE_S, region=self._event.region, node_ids=node_ids)
-        spans = spans_of_energy(sums, there.gpu_seconds, pue)
+        sums = self._from.energy.sums(
+            start,
+            end,
+            _HOUR_S if old else _MINUTE_S,
+            region=self._event.region,
+            node_ids=[one.node_id for one in self._nodes] if self._event.branch is not None else None,
+        )
+        spans = spans_of_energy(sums, there.gpu_seconds, self._region.pue if self._event.branch is None else 1.0)
         if hours := [one.end for one in spans if (one.end - one.start).total_seconds() > _MINUTE_S]:
             self._hours_until = max([*hours, self._hours_until or hours[0]])
-        what = "GPUs of the branch, as the agents measured them" if self._event.branch else f"GPUs times PUE {pue:g}"
-        made = series_of(spans, start, end, step_s or _MINUTE_S, what)
+        basis = f"GPUs times PUE {self._region.pue:g}" if self._event.branch is None else "GPUs of the branch, by their agents"
+        made = series_of(spans, start, end, step_s or max(_MINUTE_S, usual_length_s(spans, *whole)), basis)
         return replace(made, estimated=made.known)
 
     def _window(self, near: MeteredSeries) -> EventWindow:
@@ -487,7 +493,13 @@ def _on_one_grid(parts: Sequence[MeteredSeries]) -> list[MeteredSeries]:
 
 def _none(why: str) -> Baseline:
     """No baseline: what was drawn can be told, and whether limits held; not what was delivered."""
-    return Baseline("none", "nothing that the data carry", None, (why[:1].upper() + why[1:] + ".",), ("none holds",))
+    return Baseline(
+        "none",
+        "nothing that the data carry",
+        None,
+        (why[:1].upper() + why[1:] + ".",),
+        ("none holds, so nothing is told of a delivery",),
+    )
 
 
 def _reasons(chain: Sequence[tuple[str, Refusable]]) -> tuple[tuple[str, str], ...]:

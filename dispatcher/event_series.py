@@ -61,6 +61,21 @@ def _phase_s(spans: Iterable[Span], step_s: float) -> float:
     return found.most_common(1)[0][0] if found else 0.0
 
 
+def usual_length_s(spans: Iterable[Span], start: datetime, end: datetime) -> float:
+    """How long the spans of ``[start, end)`` are: half of its known time is in shorter ones. 0 where nothing is known."""
+    lengths = sorted(
+        ((one.end - one.start).total_seconds(), (min(one.end, end) - max(one.start, start)).total_seconds())
+        for one in spans
+        if one.quality == MEASURED and one.end > start and one.start < end
+    )
+    half_s = sum(part_s for _, part_s in lengths) / 2
+    for length_s, part_s in lengths:
+        half_s -= part_s
+        if half_s <= 1e-6:
+            return length_s
+    return 0.0
+
+
 def spans_of_energy(
     sums: Iterable[EnergySum], present_s: Callable[[datetime, datetime], float], pue: float
 ) -> tuple[Span, ...]:

@@ -438,7 +438,7 @@ class CapLoop:
         live = {node.node_id: node for some in nodes.values() for node in some if node.connected}
         wanted = {(wish.node_id, wish.lease_id): wish for wish in wishes if wish.node_id in live}
         standing = {node_id: {lease.lease_id: lease for lease in node.leases} for node_id, node in live.items()}
-        default_w = {gpu.uuid: gpu.default_w or 0.0 for node in live.values() for gpu in node.gpus}
+        default_w = {(node.node_id, gpu.uuid): gpu.default_w or 0.0 for node in live.values() for gpu in node.gpus}
         unclear = self._unclear(live.values())
         orders = []
         for key, wish in wanted.items():
@@ -496,10 +496,10 @@ class CapLoop:
                     found.add((node.node_id, gpu.uuid))
         return found
 
-    def _is_due(self, wish: Wish, sent: _Sent, stands: bool, default_w: Mapping[str, float], mono: float) -> bool:
+    def _is_due(self, wish: Wish, sent: _Sent, stands: bool, default_w: Mapping[tuple[str, str], float], mono: float) -> bool:
         """Whether a lease must be sent (again)."""
         age_s = mono - sent.at_mono
-        default, more_w = default_w.get(wish.uuid, 0.0), wish.limit_w - sent.wish.limit_w
+        default, more_w = default_w.get((wish.node_id, wish.uuid), 0.0), wish.limit_w - sent.wish.limit_w
         if more_w <= -max(LOWER * default, 1.0) or more_w >= max(RAISE * default, 1.0):
             return True
         if wish.kind == "economic" and age_s >= RENEW_S:

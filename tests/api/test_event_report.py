@@ -336,6 +336,34 @@ def test_agents_stand_in_for_a_meter_and_what_they_did_not_measure_is_unknown(tm
         assert report["verdict"] == "not proven"
 
 
+def test_long_after_only_hours_are_left_and_they_say_nothing_of_minutes(tmp_path: Path) -> None:
+    region = {name: value for name, value in REGION.items() if name != "meter"}
+    with site_of(tmp_path, region) as site:
+        book, gpu = site.server.services.energy, {"uuid": "GPU-1", "index": 0, "name": "H100"}
+        node = KnownNode("n1", "host-1", "north", None, False, (gpu,), at(0, -14))
+        book.note_nodes([node])
+        for back in range(14, 0, -1):
+            book.take(rows_of(at(0, -back), at(24, -back), 600.0), at(24, -back)).result()
+        site.clock.move_to(at(15))
+        assert site.create("--end", at(18).isoformat(), "--limit-w", "700").exit_code == 0
+        parts = [(0.0, 16.0, 600.0), (16.0, 18.0, 400.0), (18.0, 21.0, 600.0)]
+        for start, end, watts in parts:
+            book.take(rows_of(at(start), at(end), watts), at(21)).result()
+        book.note_nodes([replace(node, last_seen_at=at(21))])
+        book.thin(at(21))
+        site.clock.move_to(at(21))
+        report = site.report()
+        assert report["metered"]["step_s"] == 60.0 and report["baseline"]["method"].startswith("10-in-10")
+        assert any("from before 2026-06-22 00:00 UTC are sums of hours" in line for line in report["caveats"])
+        site.clock.move_to(at(21, 40))
+        book.thin(at(21, 40))
+        late = site.report()
+        assert late["metered"]["step_s"] == 3600.0
+        assert late["delivered"]["energy_kwh"]["value"] == pytest.approx(0.6)
+        minute = next(one for one in late["compliance"] if one["window_s"] == 60.0)
+        assert minute["reason"] is not None and "in every window of 60 min" in late["headline"]
+
+
 @pytest.mark.parametrize(
     ("path", "status", "field"),
     [

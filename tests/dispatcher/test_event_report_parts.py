@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dispatcher.config_programme import ProgrammeConfig
 from dispatcher.event_report import earlier_in_season, season_of, segments_of, span_of, versions_of
-from dispatcher.event_series import joined, series_of, spans_of_energy
+from dispatcher.event_series import joined, series_of, spans_of_energy, usual_length_s
 from dispatcher.power.energy import EnergySum
 from dispatcher.power.meter_values import SUSPECT, Span
 from dispatcher.store import GridEvent, GridEventChange, GridStep
@@ -183,3 +183,10 @@ def test_parts_that_follow_are_one_series() -> None:
     whole = joined([later, first])
     assert whole.start == at(0)
     assert np.array_equal(whole.watts, [10, 10, np.nan, np.nan, 30], equal_nan=True)
+
+
+def test_readings_are_as_long_as_most_of_the_time_is() -> None:
+    spans = [span(0, 1, 1.0), span(1, 2, 1.0), span(2, 4, 1.0), span(4, 5, 1.0), span(5, 6, 1.0, SUSPECT)]
+    assert usual_length_s(spans, at(0), at(10)) == 60.0
+    assert usual_length_s([*spans, span(6, 66, 1.0)], at(0), at(66)) == 3600.0
+    assert usual_length_s(spans, at(20), at(30)) == 0.0
