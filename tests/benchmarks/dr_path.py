@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -62,8 +62,8 @@ def full_w(node: int, at: int) -> float:
     return 500.0 + ((node * 31 + at * 57) % 200 if node % 2 == 0 else (node * 31) % 200)
 
 
-def running_jobs(nodes: int, now: datetime) -> list[tuple[Job, float]]:
-    """A running job and its GPUs, for each that the agents will tell of."""
+def jobs_on(nodes: int, now: datetime) -> list[Job]:
+    """The jobs that the agents will tell of."""
     tiers = ("flex-1", "flex-2", "flex-3", "flex-3")
     made = []
     for node in range(nodes):
@@ -75,18 +75,17 @@ def running_jobs(nodes: int, now: datetime) -> list[tuple[Job, float]]:
                 group=f"group-{node % 40}",
             )  # fmt: skip
             request = Request("python train.py", entrypoint_num_gpus=gpus)
-            made.append((Job(job_of(node, at), request, flex, JobState.QUEUED, now, now), gpus))
+            made.append(Job(job_of(node, at), request, flex, JobState.QUEUED, now, now))
     return made
 
 
-def seed(folder: Path, nodes: int) -> None:
-    """A database in which they run, as an earlier control plane would have left it."""
+def seed(folder: Path, jobs: Sequence[Job]) -> None:
+    """A database of a control plane in ``folder`` in which these jobs run in "north", as an earlier one would have left it."""
     url = f"sqlite:///{folder}/data/gridshift.db"
     (folder / "data").mkdir(parents=True, exist_ok=True)
     upgrade(url)
     store, now = SqlStore(url, data_dir=folder / "data"), datetime.now(UTC)
     try:
-        jobs = [job for job, _ in running_jobs(nodes, now)]
         for first in range(0, len(jobs), 1000):
             some = jobs[first : first + 1000]
             for future in [store.add_job(job, "submitted") for job in some]:
@@ -186,7 +185,7 @@ def paths(nodes: int, events: int) -> Paths:
     )
     with tempfile.TemporaryDirectory(prefix="gsd") as name:
         folder = Path(name)
-        seed(folder, nodes)
+        seed(folder, jobs_on(nodes, datetime.now(UTC)))
         found = Paths([], [], [], 0)
         with Plane(folder, config, UTILITY=SECRET) as plane, agents(plane.port, nodes) as ask:
             utility = Utility(plane.address)

@@ -32,13 +32,14 @@ class VtnProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._process.stdin is not None
+        assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()  # the end of its input ends it
         try:
             self._process.wait(20)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._process.stdout.close()
 
     def call(self, what: str, *args: Any, **more: Any) -> Any:
         """A method of the VTN, or one of its attributes. What it raises fails the test."""
