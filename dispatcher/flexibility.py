@@ -290,6 +290,16 @@ def ahead_of(world: World, region: RegionView) -> list[Outlook]:
     return found
 
 
+def outlooks_of(world: World, fleet: Fleet, region: str, branch: str | None) -> list[Outlook]:
+    """What jobs in a region, or on a branch of it, can give now and, for a region, in the plan's slots. Empty for a region that
+    is not known."""
+    view = next((one for one in world.regions if one.name == region), None)
+    if view is None:
+        return []
+    now = now_of(world, fleet, view, branch, Measured(None, "unknown", "not asked"))
+    return [now, *(ahead_of(world, view) if branch is None else ())]
+
+
 @dataclass(frozen=True, slots=True)
 class _Run:
     """A job over ``[start, end)``, at a cap; ``capped_share`` is its draw at the lowest caps it accepts, relative to none."""

@@ -40,6 +40,7 @@ from dispatcher.dr.intake import EventIntake
 from dispatcher.dr.site_readings import SiteReadings
 from dispatcher.dr.vens import Vens, make_vens
 from dispatcher.errors import ConfigError, GridshiftError, PackageRejected
+from dispatcher.flexibility import outlooks_of
 from dispatcher.forecasts import Forecasts
 from dispatcher.freezing import Freezes
 from dispatcher.job_helpers import store_helper_package
@@ -444,7 +445,13 @@ def run(config: Config, *, on_ready: Callable[[], None] = lambda: None) -> int:
             store,
             clock,
             callback_token=lambda name: hmac.new(secret, f"openadr3 callback {name}".encode(), hashlib.sha256).hexdigest(),
-            readings=SiteReadings(config, MeterStore(store.engine), energy, store),
+            readings=SiteReadings(
+                config,
+                MeterStore(store.engine),
+                energy,
+                store,
+                lambda region, branch: outlooks_of(control.snapshot().world, fleet.view(), region, branch),
+            ),
         )
         control.alarm_sources.append(vens.alarms)
         stack.callback(vens.stop)

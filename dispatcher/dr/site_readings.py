@@ -3,7 +3,7 @@
 It reads what is stored, so that a restart loses nothing. What has no basis is None; it decides nothing.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Protocol
 
@@ -13,6 +13,7 @@ from dispatcher.config_power import MeterConfig
 from dispatcher.dr.model import tidy
 from dispatcher.dr.ven3_reports import Reading
 from dispatcher.errors import StoreUnavailable
+from dispatcher.flexibility import Outlook
 from dispatcher.power.energy import EnergyBook
 from dispatcher.power.meter_state import limit_of
 from dispatcher.power.meter_store import MeterReadings
@@ -23,6 +24,8 @@ from dispatcher.store import GridEvent
 _BEFORE_CADENCES = 20
 #: GPUs are summed up by the minute.
 _MINUTE_S = 60
+#: For so long what could be given now is told of an interval.
+_NOW = timedelta(minutes=5)
 
 
 class Events(Protocol):
@@ -36,8 +39,17 @@ class Events(Protocol):
 class SiteReadings:
     """See `ven3_reports.Readings`. All may be called from any thread."""
 
-    def __init__(self, config: Config, meters: MeterReadings, energy: EnergyBook, events: Events) -> None:
+    def __init__(
+        self,
+        config: Config,
+        meters: MeterReadings,
+        energy: EnergyBook,
+        events: Events,
+        outlooks: Callable[[str, str | None], Sequence[Outlook]] = lambda region, branch: (),
+    ) -> None:
+        """``outlooks`` tells what a region, or a branch of it, could give, now and later."""
         self._config, self._meters, self._energy, self._events = config, meters, energy, events
+        self._outlooks = outlooks
         self._sources = {source.name: source for source in config.event_sources}
 
     def draw(self, source: str, start: datetime, end: datetime) -> Reading | None:
@@ -56,8 +68,15 @@ class SiteReadings:
         return None if reference_w is None else Reading(reference_w, measured=False)
 
     def shed_available_w(self, source: str, start: datetime, end: datetime) -> float | None:
-        """None: nobody has said yet what could be shed."""
-        return None
+        """What could be held off throughout an interval that has not begun long ago: the least that is foreseen in it, for the
+        shortest of the lengths that are worked out which is as long. None where nothing is foreseen."""
+        one = self._sources[source]
+        found = []
+        for outlook in self._outlooks(one.region, one.branch):
+            if outlook.start < end and (outlook.start + _NOW if outlook.end is None else outlook.end) > start:
+                long_enough = [part for part in outlook.sheds if part.for_s >= (end - start).total_seconds()]
+                found.append(min(long_enough or outlook.sheds[-1:], key=lambda part: part.for_s).total_w)
+        return min(found, default=None)
 
     def operating_state(self, source: str, event_id: str, start: datetime, end: datetime) -> str | None:
         """Whether the event was followed: opted out of, a limit and a draw below it, or a draw above it (an error)."""

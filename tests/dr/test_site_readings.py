@@ -8,6 +8,7 @@ import pytest
 from dispatcher.config import Config
 from dispatcher.dr.site_readings import SiteReadings
 from dispatcher.dr.ven3_reports import Reading
+from dispatcher.flexibility import Outlook, Shed
 from dispatcher.power.energy import EnergySum
 from dispatcher.power.meter_store import MemoryMeterStore
 from dispatcher.power.meter_values import MeterReading
@@ -55,6 +56,22 @@ class Events:
 
     def grid_event(self, source: str, event_id: str) -> GridEvent | None:
         return self.event if event_id == "e" else None
+
+
+def outlook(start: datetime, end: datetime | None, *totals: float) -> Outlook:
+    sheds = tuple(Shed(for_s, total, 0.0, None, 1, 0) for for_s, total in zip((600.0, 3600.0), totals, strict=True))
+    return Outlook("north", None, start, end, None, "planned", "", sheds, None)
+
+
+def test_what_could_be_shed_is_the_least_that_is_foreseen_for_long_enough() -> None:
+    told = [outlook(at(0), None, 500.0, 400.0), outlook(at(0), at(15), 300.0, 200.0), outlook(at(15), at(30), 90.0, 80.0)]
+    config = Config(**{"region": [{"name": "north", "address": "http://north"}], "event_source": [SOURCE]})
+    asked: Any = Energy(), Events()
+    readings = SiteReadings(config, MemoryMeterStore(), *asked, lambda region, branch: told if region == "north" else [])
+    assert readings.shed_available_w("utility", at(1), at(6)) == 300.0
+    assert readings.shed_available_w("utility", at(6), at(20)) == 80.0, "for longer than ten minutes"
+    assert readings.shed_available_w("utility", at(40), at(50)) is None
+    assert SiteReadings(config, MemoryMeterStore(), *asked).shed_available_w("utility", at(1), at(6)) is None
 
 
 def site(energy: Any = None, events: Any = None, *, meter: bool = False, readings: tuple[float, ...] = ()) -> SiteReadings:
