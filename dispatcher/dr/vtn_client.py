@@ -196,7 +196,7 @@ class VtnClient:
         return reply
 
     def _send(self, verb: str, url: str, data: bytes | None, kind: str, token: str | None) -> _Reply:
-        headers = {"Accept": "application/json", "User-Agent": "gridshift"}
+        headers = {"Accept": kind if kind == "application/xml" else "application/json", "User-Agent": "gridshift"}
         if data is not None:
             headers["Content-Type"] = kind
         if token is not None:

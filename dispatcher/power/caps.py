@@ -43,6 +43,8 @@ LEAD_S = 5.0
 #: A cap is raised, or lowered, only by at least these shares of the default limit: draws are noisy, and every order costs. What
 #: is not lowered is less than what limits are kept below by.
 RAISE, LOWER = 0.01, 0.005
+#: Smaller raises are made, all together, where they add up to this share of all caps and no cap has moved for so long, wall s.
+RAISE_ALL, RAISE_ALL_S = 0.002, 60.0
 #: A job that has run for less, wall s, may not draw yet what it will.
 SETTLING_S = 60.0
 #: How fast a remembered uncapped draw follows a lower one, each second.
@@ -106,6 +108,7 @@ class CapLoop:
         self._released: dict[tuple[str, str], float] = {}
         #: Event leases that were wished for no more before their event was over.
         self._taken_back: set[tuple[str, str]] = set()
+        self._moved_mono = -math.inf
         self._points: Mapping[str, tuple[CapPoint, ...]] = {}
         self._troubles: tuple[Trouble, ...] = ()
         self._type_of: dict[str, str] = {}
@@ -440,16 +443,20 @@ class CapLoop:
         standing = {node_id: {lease.lease_id: lease for lease in node.leases} for node_id, node in live.items()}
         default_w = {(node.node_id, gpu.uuid): gpu.default_w or 0.0 for node in live.values() for gpu in node.gpus}
         unclear = self._unclear(live.values())
+        raised = self._small_raises(wanted, mono)
         orders = []
         for key, wish in wanted.items():
             sent = self._sent.get(key)
-            if sent is not None and not self._is_due(wish, sent, wish.lease_id in standing[wish.node_id], default_w, mono):
+            stands = wish.lease_id in standing[wish.node_id]
+            if sent is not None and key not in raised and not self._is_due(wish, sent, stands, default_w, mono):
                 continue
             ttl_s = ECONOMIC_S if wish.kind == "economic" else None
             if wish.kind == "event" and wish.ends_at is not None:
                 ttl_s = ((wish.ends_at - now).total_seconds() + wish.stays_s) / self._speed
                 if ttl_s <= 0:
                     continue
+            if sent is None or abs(sent.wish.limit_w - wish.limit_w) >= 0.5:
+                self._moved_mono = mono
             if sent is not None and (sent.ok is not True or abs(sent.wish.limit_w - wish.limit_w) < 0.5):
                 self._sent[key] = _Sent(wish, mono, sent.since_mono, error=sent.error)  # it is late since the first order
             else:
@@ -484,6 +491,19 @@ class CapLoop:
         for key in [key for key, at in self._released.items() if mono - at > 2 * RETRY_S]:
             del self._released[key]
         return orders, [Release(*key) for key in releases]
+
+    def _small_raises(self, wanted: Mapping[tuple[str, str], Wish], mono: float) -> set[tuple[str, str]]:
+        """Leases whose caps should be a little higher, if that is much in sum."""
+        if mono - self._moved_mono < RAISE_ALL_S:
+            return set()
+        higher = {
+            key: wish.limit_w - sent.wish.limit_w
+            for key, wish in wanted.items()
+            if (sent := self._sent.get(key)) is not None and wish.limit_w >= sent.wish.limit_w + 1.0
+        }
+        if not higher or sum(higher.values()) < RAISE_ALL * sum(wish.limit_w for wish in wanted.values()):
+            return set()
+        return set(higher)
 
     def _unclear(self, nodes: Iterable[NodeLive]) -> set[tuple[str, str]]:
         """The GPUs, by node, of which we were first told just now, that are at work for nobody knows whom: what an earlier

@@ -1,5 +1,5 @@
-"""A 30 % cut on our own driver, for bench_demand_response: `gridshift serve` and `gridshift agent` in processes of their own, and
-work on each GPU of a driver that lags, is noisy, and fails calls. What is measured is what the driver's own state says.
+"""A 30 % cut on our own driver, for bench_demand_response: `gridshift serve` and `gridshift agent` in processes of their own,
+and work on each GPU of a driver that lags, is noisy, and fails calls. What is measured is what the driver's own state says.
 """
 
 import contextlib

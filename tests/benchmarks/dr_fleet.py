@@ -94,13 +94,16 @@ class Session:
 class Fleet:
     """See the module. ``step`` is one second of virtual time."""
 
-    def __init__(self, folder: Path, start: datetime, how: Disturbance, seed: int = 1) -> None:
-        self.now, self._begin = start, start
+    def __init__(
+        self, folder: Path, start: datetime, how: Disturbance, seed: int = 1, work: tuple[tuple[str, int, str], ...] = JOBS
+    ) -> None:
+        """``work``: workload, GPUs and tier of each job."""
+        self.now, self._begin, self.work = start, start, work
         self.hub = Hub(epoch=1, now=lambda: self.now, mono=self.mono)
         self._how, self._rng = how, np.random.default_rng(seed)
         table = sweeps(folder)
-        self.job = np.repeat(np.arange(len(JOBS)), [gpus for _, gpus, _ in JOBS])
-        self._sweeps = [table[name] for name, _, _ in JOBS]
+        self.job = np.repeat(np.arange(len(work)), [gpus for _, gpus, _ in work])
+        self._sweeps = [table[name] for name, _, _ in work]
         self.count = len(self.job)
         self.limit_w = np.full(self.count, DEFAULT_W)
         self._wanted_w = self._undisturbed()
@@ -122,7 +125,7 @@ class Fleet:
     def jobs(self) -> tuple[JobView, ...]:
         """The jobs as the planner sees them: they run throughout, and their owners say nothing of what they draw."""
         views = []
-        for at, (name, gpus, tier) in enumerate(JOBS):
+        for at, (name, gpus, tier) in enumerate(self.work):
             flex = Flexibility(True, None, None, 864000.0, False, float(gpus), 300.0 * gpus, tier=tier, group=name)
             since = self._begin - timedelta(hours=1)
             ran: dict[str, Any] = {"region": REGION, "run_started_at": since, "attempt": 1}
@@ -135,7 +138,7 @@ class Fleet:
 
     def teach(self, learned: Learned) -> None:
         """What earlier jobs of the same groups have shown under caps, each speed off by 3 %."""
-        for (name, _, _), sweep in zip(JOBS, self._sweeps, strict=True):
+        for (name, _, _), sweep in zip(self.work, self._sweeps, strict=True):
             for cap in (300.0, 250.0, 200.0):
                 draw, speed = (float(np.interp(cap, sweep.caps, values)) for values in (sweep.draw, sweep.speed))
                 seen = speed * (1.0 + float(self._rng.normal(0.0, 0.03)))
@@ -143,7 +146,7 @@ class Fleet:
 
     def speed(self) -> Floats:
         """Throughput of each job now, relative to normal: of its slowest GPU, by its limit."""
-        found = np.empty(len(JOBS))
+        found = np.empty(len(self.work))
         for at, sweep in enumerate(self._sweeps):
             found[at] = np.interp(self.limit_w[self.job == at], sweep.caps, sweep.speed).min()
         return found

@@ -8,11 +8,11 @@ from policies.world import JobState
 from tests.power.test_power_loop import Agent, Site, four
 
 
-def capped() -> tuple[Site, Agent]:
-    """Four GPUs under an event of 2400 W that lasts, 3000 W without it."""
+def capped(for_s: int = 30) -> tuple[Site, Agent]:
+    """Four GPUs under an event of 2400 W that lasts, 3000 W without it; from 130 s on its caps move no more."""
     site, agent = four()
     site.event(2400.0, end_s=900.0)
-    site.seconds(30)
+    site.seconds(for_s)
     assert site.drawn_w() <= 2400.0 and len(agent.leases) == 4
     return site, agent
 
@@ -94,7 +94,7 @@ def without_lists(agent: Agent, *, silent_on: set[int]) -> None:
 
 
 def test_a_list_that_stays_unknown_lifts_no_cap_of_an_event_and_moves_none() -> None:
-    site, agent = capped()
+    site, agent = capped(130)
     caps = agent.caps()
     without_lists(agent, silent_on={0, 1})
     site.seconds(120)
@@ -145,7 +145,7 @@ def test_a_limit_holds_though_the_plans_caps_were_lost_with_control_plane_and_ag
 
 
 def test_an_agent_that_cannot_cap_for_a_while_keeps_its_events_caps() -> None:
-    site, agent = capped()
+    site, agent = capped(130)
     before = agent.caps()
     agent.can_cap = False
     agent.hello()
@@ -162,7 +162,7 @@ def test_an_agent_that_cannot_cap_for_a_while_keeps_its_events_caps() -> None:
 
 
 def test_a_gpu_that_does_not_tell_its_limits_for_a_while_keeps_its_events_caps() -> None:
-    site, agent = capped()
+    site, agent = capped(130)
     before, say = agent.caps(), agent.say
 
     def without_limits(frame: dict[str, Any]) -> None:
