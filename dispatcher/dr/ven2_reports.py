@@ -94,9 +94,7 @@ def register_report(request_id: str, ven_id: str, resource: str, now: datetime, 
 def _quantity(name: str, said: str, unit: str) -> str:
     parts = [leaf("power:itemDescription", said), leaf("power:itemUnits", unit), leaf("scale:siScaleCode", "k")]
     if name == "powerReal":  # the schema wants them, and nobody told us what they are here: 0
-        parts.append(
-            node("power:powerAttributes", leaf("power:hertz", 0), leaf("power:voltage", 0), leaf("power:ac", "true"))
-        )
+        parts.append(node("power:powerAttributes", leaf("power:hertz", 0), leaf("power:voltage", 0), leaf("power:ac", "true")))
     return node(f"power:{name}", *parts)
 
 
@@ -168,9 +166,10 @@ def _length(text: str, where: str) -> float:
     return seconds
 
 
-def joined(held: Sequence[Request], new: Sequence[Request], now: datetime) -> tuple[Request, ...]:
-    """The requests after new ones came; one under the same id, or for the same quantities, replaces what was asked before."""
-    kept = [one for one in held if not any(n.request_id == one.request_id or n.wanted == one.wanted for n in new)]
+def joined(held: Sequence[Request], new: Sequence[Request], now: datetime, *, anew: bool = False) -> tuple[Request, ...]:
+    """The requests after new ones came; one under the same id replaces what was asked before. ``anew``: they answer our offer,
+    so that one for the same quantities replaces it too: a VTN that lost its memory gives it another id."""
+    kept = [one for one in held if not any(n.request_id == one.request_id or (anew and n.wanted == one.wanted) for n in new)]
     # The same request once more does not tell the past anew.
     before = {one.request_id: one for one in held}
     came = [replace(n, told_until=max(n.told_until, b.told_until)) if (b := before.get(n.request_id)) else n for n in new]
