@@ -35,8 +35,8 @@ RESPONSE_S: Mapping[Response, float] = {
 _ONLY_FOR: Mapping[str, tuple[str, ...]] = {
     "url": ("openadr-3.1", "openadr-3.0", "openadr-2.0b", "pointer"),
     "client_id": ("openadr-3.1", "openadr-3.0"),
-    "client_secret_env": ("openadr-3.1", "openadr-3.0", "openadr-2.0b", "pointer"),
-    "client_secret_file": ("openadr-3.1", "openadr-3.0", "openadr-2.0b", "pointer"),
+    "client_secret_env": ("openadr-3.1", "openadr-3.0", "pointer"),
+    "client_secret_file": ("openadr-3.1", "openadr-3.0", "pointer"),
     "client_cert_file": ("openadr-3.1", "openadr-3.0", "openadr-2.0b"),
     "client_key_file": ("openadr-3.1", "openadr-3.0", "openadr-2.0b"),
     "token_url": ("openadr-3.1", "openadr-3.0"),

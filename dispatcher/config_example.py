@@ -282,6 +282,7 @@ EXAMPLE = """\
 #watchdog = "4h"
 # Beyond this between its clock and ours seconds cannot be promised.
 #max_skew_s = 5.0
+# In 2.0b it ends before the names of services: "https://vtn.example/OpenADR2/Simple/2.0b".
 #url = "https://vtn.example/openadr3/3.1.0"
 #client_id = "gridshift"
 #client_secret_env = "GRID_CLIENT_SECRET"
@@ -300,6 +301,7 @@ EXAMPLE = """\
 # Ours as the sender knows us, in 2.0b; empty: it gives one.
 #ven_id = ""
 #targets = []
+# In 2.0b only where the sender does not say how often.
 #poll_every = "30s"
 # Where its notifications reach us, https: .../v1/openadr3/callback. Empty: only polled.
 #callback_url = ""

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import requests
 
@@ -315,7 +315,11 @@ def check_feeds(config: Config, region: RegionConfig, now: datetime, manners: Ma
                     continue
             if until is not None and result.is_fresh(now, 0.0):
                 usable = True
-                yield Finding("ok", what, f"{name}: known until {until:%Y-%m-%d %H:%M}Z at least")
+                known = f"{name}: known until {until:%Y-%m-%d %H:%M}Z at least"
+                if name == "synthetic":
+                    yield Finding("warn", what, f"{known}, made up for a first look", f"name a real feed in [[region.{key}]]")
+                else:
+                    yield Finding("ok", what, known)
             elif result.error is not None:
                 remedy = "set the key, or take the feed out" if result.disabled else _feed_remedy(result.error.kind)
                 yield Finding("warn", what, f"{name}: {result.error.message}", remedy)
@@ -337,20 +341,27 @@ def _feed_remedy(kind: str) -> str:
 
 
 def check_event_source(source: EventSourceConfig, now: Callable[[], datetime]) -> Iterator[Finding]:
-    """Whether an OpenADR 3 sender takes our credentials, has our programs and keeps time."""
+    """Whether an OpenADR sender takes our credentials, has our programs (in 3) and keeps time."""
+    from dispatcher.dr.ven2_client import Vtn2Client
+    from dispatcher.dr.ven2_messages import query_registration
     from dispatcher.dr.vtn_client import Limits, VtnClient, VtnError
 
     what = f"event source {source.name}"
     if not source.verify_tls:
         yield Finding("warn", what, "whoever answers at its url is believed (verify_tls = false)", "set ca_file instead")
+    limits = Limits(connect_s=2.0, read_s=4.0, total_s=8.0)
     try:
-        client = VtnClient(source, now=now, limits=Limits(connect_s=2.0, read_s=4.0, total_s=8.0))
+        client = (Vtn2Client if source.protocol == "openadr-2.0b" else VtnClient)(source, now=now, limits=limits)
     except ConfigError as error:
         if "client_secret" not in str(error):  # said under "config"
             yield Finding("fail", what, str(error))
         return
+    programs: tuple[dict[str, Any], ...] = ()
     try:
-        programs = client.all("/programs").items
+        if isinstance(client, Vtn2Client):
+            client.ask("EiRegisterParty", query_registration("doctor"))
+        else:
+            programs = client.all("/programs").items
     except VtnError as error:
         yield Finding("fail", what, f"{source.url}: {error}", "correct its url and credentials, or ask whoever runs it")
         return
@@ -360,6 +371,8 @@ def check_event_source(source: EventSourceConfig, now: Callable[[], datetime]) -
     missing = [name for name in source.programs if name not in names]
     if missing:
         yield Finding("fail", what, f"it has no program {', '.join(missing)} for us", "correct programs, or ask for access")
+    elif source.protocol == "openadr-2.0b":
+        yield Finding("ok", what, f"{source.url} answers")
     else:
         yield Finding("ok", what, f"{source.url} answers: {len(programs)} program{'s' if len(programs) != 1 else ''}")
     offset = client.offset_s
@@ -417,7 +430,7 @@ def examine(config: Config) -> list[Finding]:
         checks.append(lambda region=region: check_region(config, region, clock.now))  # type: ignore[misc]
         checks.append(lambda region=region: check_feeds(config, region, now, manners))  # type: ignore[misc]
     for source in config.event_sources:
-        if source.protocol in ("openadr-3.1", "openadr-3.0"):
+        if source.protocol.startswith("openadr-"):
             checks.append(lambda source=source: check_event_source(source, clock.now))  # type: ignore[misc]
     checks.append(check_gpus)
     with ThreadPoolExecutor(max_workers=16) as pool:

@@ -349,6 +349,8 @@ class _Maker:
         if hours := [one.end for one in spans if (one.end - one.start).total_seconds() > _MINUTE_S]:
             self._hours_until = max([*hours, self._hours_until or hours[0]])
         basis = f"GPUs times PUE {self._region.pue:g}" if self._event.branch is None else "GPUs of the branch, by their agents"
+        if any(one.simulated for one in sums):
+            basis = f"SIMULATED {basis}"
         made = series_of(spans, start, end, step_s or max(_MINUTE_S, usual_length_s(spans, *whole)), basis)
         return replace(made, estimated=made.known)
 

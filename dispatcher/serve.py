@@ -562,6 +562,10 @@ def main_serve(config: Config) -> int:
             file=sys.stderr,
             flush=True,
         )
+        made_up = [r.name for r in config.regions if any(feed["feed"] == "synthetic" for feed in (*r.price, *r.carbon))]
+        if made_up:
+            what = f"prices and carbon of {', '.join(made_up)} are MADE UP for a first look"
+            print(f"{what}; name real feeds in [[region.price]] and [[region.carbon]]", file=sys.stderr, flush=True)
 
     allow_many_files()
     try:

@@ -186,7 +186,7 @@ def launch_or_hold(
     if job.run_now:
         return _launch_anywhere(job, world, room, RUN_NOW, home=False, lead_s=lead_s(job, world))
     if flex.earliest_at is not None and now < flex.earliest_at:
-        return _hold(job, f"may not start before {hhmm(flex.earliest_at)}", world)
+        return _hold(job, f"may not start before {hhmm(flex.earliest_at)}", world, placement)
     if last is not None and now >= last:
         late = flex.deadline_at is not None and now + timedelta(seconds=job.remaining_s) > flex.deadline_at
         because = "it will end after its deadline" if late else "a later start could miss its deadline"

@@ -38,8 +38,8 @@ class OpenAdr3:
         self._buckets = {id(ven): Bucket(PER_S, float(BURST), float(BURST), time.monotonic()) for ven in self._vens}
 
     async def show(self, _: Request) -> Response:
-        """How the VEN of each OpenADR 3 source stands: its last good poll, and why there was none since."""
-        return json_response({"vens": [ven_json(ven.state()) for ven in self._vens]})
+        """How the VEN of each OpenADR source (2.0b too) stands: its last good poll, and why there was none since."""
+        return json_response({"vens": [ven_json(state) for state in self._vens.states()]})
 
     async def echo(self, request: Request) -> Response:
         """Give back the value of ``echo``: so a VTN sees that this address wants its notifications."""

@@ -156,7 +156,7 @@ def _event(
         made,
         start=life.start,
         end=life.end,
-        segments=_strictest(segments),
+        segments=_strictest(segments) if status != "completed" else (),
         signals=tuple(signals),
         completed=status == "completed",
         recovery_s=active.recovery_s,
@@ -204,10 +204,10 @@ def _active(event: Element, context: Context, notes: Notes) -> _Active:
     at = None if now else parse_time(start, "eiActivePeriod.dtstart", context.terms.site.zone, notes)
     length = properties.word("duration", "duration")
     after = properties.word("tolerance", "tolerate", "startafter")
-    duration = Duration() if length is None else parse_duration(length, "eiActivePeriod.duration", notes)
+    duration = Duration() if length is None else _duration(length, "eiActivePeriod.duration", notes)
     if length is None:
         notes.add("eiActivePeriod.duration: missing: read as 0, which has no end")
-    late = timedelta() if after is None else _late(parse_duration(after, "startafter", notes), context, notes)
+    late = timedelta() if after is None else _late(_duration(after, "startafter", notes), context, notes)
     return _Active(
         Period(at + late if at is not None else None, now, duration),
         late,
@@ -234,10 +234,18 @@ def _late(window: Duration, context: Context, notes: Notes) -> timedelta:
     return drawn
 
 
+def _duration(text: str, where: str, notes: Notes) -> Duration:
+    """A duration; "P" is how a VTN of openleadr writes none, and a limit without end must not be lost to that."""
+    if text in ("P", "PT"):
+        notes.add(f"{where}: {text} names no length; read as 0")
+        return Duration()
+    return parse_duration(text, where, notes)
+
+
 def _seconds(text: str | None, where: str, notes: Notes) -> float | None:
     if text is None:
         return None
-    duration = parse_duration(text, where, notes)
+    duration = _duration(text, where, notes)
     return None if duration.endless or duration.months else duration.rest.total_seconds()
 
 
@@ -284,7 +292,7 @@ def _signal(
         start, length = interval.word("dtstart", "date-time"), interval.word("duration", "duration")
         at = None if start is None or means_now(start) else parse_time(start, f"{where}.dtstart", zone, notes)
         at = at + active.late if at is not None else None
-        periods.append(Period(at, False, parse_duration(length, f"{where}.duration", notes) if length else None))
+        periods.append(Period(at, False, _duration(length, f"{where}.duration", notes) if length else None))
     fallback = active.period.duration if len(periods) == 1 else None
     if fallback is None and any(period.duration is None for period in periods):
         raise Refused("missing_field", f"{kind.name}.intervals: each of several intervals must say its duration")

@@ -1,4 +1,4 @@
-"""A virtual end node of OpenADR 2.0b: registers with one VTN, asks it for messages again and again, answers each event, reports.
+"""A virtual end node of OpenADR 2.0b: registers with one VTN, asks it for messages again and again, answers events, reports.
 
 Events go to the intake, whose ledger knows what is stale. Silence, an outage, an answer that is no list, or a VTN that lost its
 memory lift nothing; a list without an event does, when it is given twice. It knows no store of events and no meter.
@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Protocol
 from uuid import uuid4
 
@@ -21,7 +21,7 @@ from dispatcher.dr import ven2_messages as xml
 from dispatcher.dr.model import DrEvent, Message, Notes, Refused
 from dispatcher.dr.openadr2 import read
 from dispatcher.dr.safe_xml import Element
-from dispatcher.dr.timing import parse_duration
+from dispatcher.dr.timing import Duration, parse_duration
 from dispatcher.dr.ven2_answers import absent, changed, ended_by_status, is_live, released, reply, standing, wants_answer
 from dispatcher.dr.ven2_client import LIMITS, Vtn2Client, VtnRefused
 from dispatcher.dr.ven2_messages import NOT_REGISTERED, Registration, Reply, request_id_of
@@ -42,6 +42,8 @@ GONE_AFTER_OUTAGE_S, OUTAGE_S = 60.0, 300.0
 MESSAGES = 50
 #: The shortest and the longest time between two polls that a VTN may wish for, seconds.
 LEAST_POLL_S, MOST_POLL_S = 1.0, 3600.0
+#: For how long, and how many of the odd things that it hears are told.
+ODD_FOR, ODD_MOST = timedelta(hours=1), 20
 #: How long reports rest after something that should not happen, seconds.
 _REST_S = 60.0
 
@@ -86,12 +88,13 @@ class Ven2:
         self._list_due = True
         self._listed_at = float("-inf")
         self._gone: dict[str, datetime] = {}
-        self._failed_at: datetime | None = None
+        # Both may have been away, so a start counts as a failure.
+        self._failed_at = self._started_at = clock.now()
         self._pending: dict[str, Reply] = {}
         self._said: dict[str, Reply] = {}
         self._answer_problem: str | None = None
-        self._odd: list[str] = []
-        self._started_at = clock.now()
+        self._odd: dict[str, datetime] = {}
+        self._no_list: str | None = None
         self._lock, self._wake, self._stopping = threading.Lock(), threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
         self._state = VenState(
@@ -144,7 +147,6 @@ class Ven2:
         database does."""
         now = self._clock.now()
         self._client.offset_s = None
-        self._odd = []
         try:
             try:
                 self._look(now)
@@ -197,7 +199,8 @@ class Ven2:
             self._events(message, body, now, asked=False)
         elif name in ("oadrCreateReport", "oadrCancelReport"):
             reported = self._outbox.asked if name == "oadrCreateReport" else self._outbox.cancelled
-            self._odd += reported(message, self._ven_id, now)
+            for wrong in reported(message, self._ven_id, now):
+                self._note(wrong)
         elif name == "oadrRegisterReport":
             self._acknowledge("EiReport", xml.registered_report(number, self._ven_id))
         elif name == "oadrUpdateReport":
@@ -208,24 +211,30 @@ class Ven2:
             self._registered = False
             raise VtnError("the VTN ended our registration; we register again (what is held stays)")
         else:
-            self._odd.append(f"a message that is not known here: {name[:60]}")
+            self._note(f"a message that is not known here: {name[:60]}")
             return False
         return True
+
+    def _note(self, odd: str) -> None:
+        """Something that an operator may want to know for a while."""
+        self._odd[odd[:300]] = self._clock.now()
+        while len(self._odd) > ODD_MOST:
+            del self._odd[next(iter(self._odd))]
 
     def _acknowledge(self, service: str, message: bytes) -> None:
         """An answer that nothing depends on."""
         try:
             self._client.ask(service, message)
         except VtnError as error:
-            self._odd.append(f"an answer of ours was not taken: {error}")
+            self._note(f"an answer of ours was not taken: {error}")
 
     def _check_clock(self) -> None:
         """With a clock that is off, a promise of seconds cannot be kept: then nothing new is taken, and nothing is lifted."""
         offset = self._client.offset_s
         if offset is not None and self.source.response_s <= FAST_S and abs(offset) > self.source.max_skew_s:
             raise VtnError(
-                f"the VTN's clock and ours are {abs(offset):.0f} s apart, too far for a response within {self.source.response}: "
-                "nothing new is taken until both keep time (what is held stays)"
+                f"the VTN's clock and ours are {abs(offset):.0f} s apart, too far for a response within "
+                f"{self.source.response}: nothing new is taken until both keep time (what is held stays)"
             )
 
     # --- registration ---------------------------------------------------------------------------------------------
@@ -254,7 +263,7 @@ class Ven2:
         if answer.name != "oadrCreatedPartyRegistration" or not ven_id:
             raise VtnError(f"the VTN did not register us as {self._name}: it must know us first (its answer gives no venID)")
         number = answer.word("registrationID") or ""
-        new = Registration(number, ven_id, answer.word("vtnID") or "", _poll_s(answer, self._odd))
+        new = Registration(number, ven_id, answer.word("vtnID") or "", self._wished_s(answer))
         if old is not None and (old.registration_id, old.ven_id) != (new.registration_id, new.ven_id):
             self._lost |= {name for name, event in self._intake.held(self.source.name).items() if is_live(event, now)}
         self._known, self._registered, self._list_due = new, True, True
@@ -264,6 +273,15 @@ class Ven2:
 
     def _create(self, registration_id: str, ven_id: str) -> Element:
         return self._client.ask("EiRegisterParty", xml.create_registration(_id(), self._name, registration_id, ven_id))[0]
+
+    def _wished_s(self, answer: Element) -> float | None:
+        text = answer.word("oadrRequestedOadrPollFreq", "duration")
+        try:
+            duration = parse_duration(text, "oadrRequestedOadrPollFreq", Notes()) if text is not None else Duration()
+        except Refused as error:
+            self._note(error.message)
+            return None
+        return None if duration.endless or duration.months or not duration.rest else duration.rest.total_seconds()
 
     def _keep(self) -> None:
         one = self._known
@@ -275,12 +293,13 @@ class Ven2:
     def _list(self, now: datetime) -> None:
         """Ask for all events. Only a list says something of what is not in it."""
         message, body = self._ask("EiEvent", xml.request_event(_id(), self._ven_id))
-        self._list_due = False
+        self._list_due, self._no_list = False, None
         if message.name == "oadrDistributeEvent":
             self._events(message, body, now, asked=True)
         elif any(is_live(event, now) for event in self._intake.held(self.source.name).values()):
             self._gone = {}
-            self._odd.append(f"asked for all events the VTN answers with {message.name or 'nothing'}: what is held stays")
+            said = message.name or "nothing"
+            self._no_list = f"asked for all events the VTN answers with {said}, which is no list: what is held stays"
         self._listed_at = time.monotonic()
 
     def _events(self, message: Element, body: bytes, now: datetime, *, asked: bool) -> None:
@@ -332,8 +351,7 @@ class Ven2:
         self._list_due = bool(self._gone)
 
     def _settle_s(self, now: datetime) -> float:
-        shaky = self._failed_at is not None and (now - self._failed_at).total_seconds() < OUTAGE_S
-        return GONE_AFTER_OUTAGE_S if shaky else GONE_S
+        return GONE_AFTER_OUTAGE_S if (now - self._failed_at).total_seconds() < OUTAGE_S else GONE_S
 
     # --- answers --------------------------------------------------------------------------------------------------
 
@@ -361,7 +379,7 @@ class Ven2:
         except VtnRefused as error:  # said again it would be refused again
             if error.code == "463":
                 raise _Unknown from None
-            self._odd.append(f"our answer to {', '.join(sent)[:100]} was refused: {error}")
+            self._note(f"our answer to {', '.join(sent)[:100]} was refused: {error}")
         except VtnError as error:
             self._answer_problem = f"our answer to {', '.join(sent)[:100]} could not be given: {error}; tried again"
             return
@@ -390,11 +408,12 @@ class Ven2:
         held = self._intake.held(self.source.name)
         self._lost &= {name for name, event in held.items() if is_live(event, now)}
         notes = [
-            f"the VTN has lost what it knew and does not list event {name}: it stays in force until it is listed again, ends, or "
-            "is opted out of here"
+            f"the VTN has lost what it knew and does not list event {name}: it stays in force until it is listed again "
+            "or ends, or an operator opts out of it"
             for name in sorted(self._lost)
         ]
-        notes += [self._answer_problem] if self._answer_problem else []
+        notes += [note for note in (self._no_list, self._answer_problem) if note is not None]
+        self._odd = {note: at for note, at in self._odd.items() if now - at < ODD_FOR}
         if self._pace_s > self.source.response_s:
             notes.append(f"the VTN wants to be asked every {self._pace_s:g} s, too seldom for a response within "
                          f"{self.source.response}")  # fmt: skip
@@ -446,18 +465,6 @@ class Ven2:
 
 def _id() -> str:
     return uuid4().hex
-
-
-def _poll_s(answer: Element, odd: list[str]) -> float | None:
-    text = answer.word("oadrRequestedOadrPollFreq", "duration")
-    if text is None:
-        return None
-    try:
-        duration = parse_duration(text, "oadrRequestedOadrPollFreq", Notes())
-    except Refused as error:
-        odd.append(error.message)
-        return None
-    return None if duration.endless or duration.months or not duration.rest else duration.rest.total_seconds()
 
 
 def _kept(text: str | None) -> tuple[Registration | None, set[str]]:

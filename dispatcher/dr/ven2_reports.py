@@ -130,6 +130,7 @@ def _request(one: Element, name: str, now: datetime) -> Request:
     step_s = _seconds(asked, "granularity")
     back_s = _seconds(asked, "reportBackDuration")
     begins, lasts = _interval(asked)
+    now = now.replace(microsecond=0)
     start = begins or now
     if step_s == back_s == 0 and not lasts:  # one report of what is so now
         start = now if start <= now else start
@@ -203,10 +204,9 @@ def report(request: Request, readings: Readings, source: str, now: datetime) -> 
     for a, b in _windows(start, end, request.step_s):
         known = [(name, _reading(name, readings, source, a, b)) for name in request.wanted]
         whole = whole and all(r is not None and r.coverage >= WHOLE for name, r in known if name != "baseline")
-        payloads = [_payload(name, reading, a, b) for name, reading in known if reading is not None]
-        if payloads:
-            length_s = (b - a).total_seconds()
-            parts.append(node("ei:interval", at("xcal:dtstart", a), lasting("xcal:duration", length_s), *payloads))
+        period = at("xcal:dtstart", a) + lasting("xcal:duration", (b - a).total_seconds())
+        # An interval for each value: a VTN of openleadr reads no two in one.
+        parts += [node("ei:interval", period, _payload(name, r, a, b)) for name, r in known if r is not None]
     if not parts:
         return Report(None, end, whole)
     first = leaf("ei:eiReportID", f"{request.request_id} {iso(start)}")

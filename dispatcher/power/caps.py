@@ -69,13 +69,29 @@ UNPLANNED = (1.0, None)
 
 @dataclass(slots=True)
 class _Sent:
-    """An order as it was last sent: for how long it counts (wall s of our own clock), and what its agent said."""
+    """An order as it was last sent (wall s of our own clock), what its agent said, and the limits that were ordered before
+    under this name, as far as they say what must be held by now: (when, W), the last one too."""
 
     wish: Wish
     at_mono: float
-    since_mono: float
+    told: tuple[tuple[float, float], ...]
     ok: bool | None = None
     error: str = ""
+
+    def owed_w(self, mono: float) -> float | None:
+        """What a GPU must hold by now, W: the highest limit of the last RETRY_S, for a newer one takes its time too. None while
+        the first order is younger than that."""
+        if mono - self.told[0][0] < RETRY_S:
+            return None
+        return max(limit_w for _, limit_w in _recent(self.told, mono))
+
+
+def _recent(told: tuple[tuple[float, float], ...], mono: float) -> tuple[tuple[float, float], ...]:
+    """The limits that were in force as ordered within the last RETRY_S."""
+    first = 0
+    while first + 1 < len(told) and mono - told[first + 1][0] >= RETRY_S:
+        first += 1
+    return told[first:]
 
 
 class CapLoop:
@@ -457,10 +473,11 @@ class CapLoop:
                     continue
             if sent is None or abs(sent.wish.limit_w - wish.limit_w) >= 0.5:
                 self._moved_mono = mono
-            if sent is not None and (sent.ok is not True or abs(sent.wish.limit_w - wish.limit_w) < 0.5):
-                self._sent[key] = _Sent(wish, mono, sent.since_mono, error=sent.error)  # it is late since the first order
-            else:
-                self._sent[key] = _Sent(wish, mono, mono)
+            now_told, before = (mono, wish.limit_w), () if sent is None else _recent(sent.told, mono)
+            # The same limit again: who does not hold it is late since it was first ordered.
+            again = bool(before) and abs(before[-1][1] - wish.limit_w) < 0.5
+            said = sent.error if sent is not None and sent.ok is not True else ""
+            self._sent[key] = _Sent(wish, mono, before if again else (*before, now_told), error=said)
             orders.append(CapOrder(wish.lease_id, wish.kind, wish.node_id, wish.uuid, wish.limit_w, ttl_s, wish.reason))
         gone = [key for key in self._sent if key not in wanted and key[0] in live]
         for key in gone:
@@ -546,29 +563,29 @@ class CapLoop:
     def _not_enforced(self, nodes: Mapping[str, list[NodeLive]]) -> list[Trouble]:
         """One trouble a node whose GPUs do not hold what they were told in time."""
         mono, troubles, unheld = self._mono(), [], set[tuple[str, str]]()
-        lowest: dict[tuple[str, str], _Sent] = {}
+        lowest: dict[tuple[str, str], tuple[float, _Sent]] = {}
         with self._lock:
             for (node_id, _), sent in self._sent.items():
-                at = (node_id, sent.wish.uuid)
-                if at not in lowest or sent.wish.limit_w < lowest[at].wish.limit_w:
-                    lowest[at] = sent
+                at, owed_w = (node_id, sent.wish.uuid), sent.owed_w(mono)
+                if owed_w is not None and (at not in lowest or owed_w < lowest[at][0]):
+                    lowest[at] = (owed_w, sent)
         for node in (node for some in nodes.values() for node in some if node.connected):
             late = []
             for gpu in node.gpus:
-                told = lowest.get((node.node_id, gpu.uuid))
-                if told is None or mono - told.since_mono < RETRY_S:
+                owed = lowest.get((node.node_id, gpu.uuid))
+                if owed is None:
                     continue
                 enforced_w = gpu.enforced_w if gpu.enforced_w is not None else gpu.limit_w
-                if enforced_w is None or enforced_w > told.wish.limit_w + 1.0:
-                    late.append((gpu, told, enforced_w))
+                if enforced_w is None or enforced_w > owed[0] + 1.0:
+                    late.append((gpu, *owed, enforced_w))
                     unheld.add((node.region, gpu.uuid))
             if late:
-                gpu, told, enforced_w = late[0]
+                gpu, owed_w, told, enforced_w = late[0]
                 holds = "an unknown limit" if enforced_w is None else f"{enforced_w:.0f} W"
                 why = told.error or gpu.cap.detail or f"its agent says: {gpu.cap.state}"
                 sentence = (
                     f"{len(late)} of {len(node.gpus)} GPUs of {node.hostname} do not hold their cap after {RETRY_S:.0f} s: GPU "
-                    f"{gpu.index} has {holds} where {told.wish.limit_w:.0f} W were ordered ({why})"
+                    f"{gpu.index} has {holds} where {owed_w:.0f} W were ordered ({why})"
                 )
                 troubles.append(Trouble(f"cap not enforced {node.node_id}", node.region, sentence))
         self._unheld = unheld

@@ -1,5 +1,9 @@
-"""Demand response on the fleet of the published field trial (256 GPUs, its own sweep and traces): our power loop against the
-best there is, the trial's own result and its four simple strategies. ``--quick`` shortens the events; ``--plot FILE`` draws."""
+"""Demand response: how good, how fast, and how safe.
+
+(a) trial: on the fleet of the published field trial (256 GPUs, its own sweep and traces) our power loop against the best there
+is, the trial's own result and its four simple strategies; (b) path: from a signed webhook to the last GPU's limit (dr_path);
+(c) driver: a cut of 30 % on our own driver (dr_driver); (d) days: 72 h of events and faults (dr_days). ``--only`` chooses
+parts, ``--quick`` shortens all of them, ``--plot FILE`` draws (a)."""
 
 import argparse
 import sys
@@ -16,11 +20,12 @@ from dispatcher.power.caps import CapLoop
 from policies.power_allocation import TIER_LOSS
 from policies.problem import Floats
 from policies.world import Budget, World
+from tests.benchmarks import dr_days, dr_driver, dr_path
 from tests.benchmarks.common import data_folder, report, without_data
 from tests.benchmarks.dr_fleet import JOBS, REGION, THEIRS, Disturbance, Fleet, measured, optimum, strategies
 
-METHOD = (
-    "the trial's fleet in virtual time, a second a step: six jobs on 256 GPUs that draw and run by its measured sweep, a "
+TRIAL = (
+    "trial: its fleet in virtual time, a second a step: six jobs on 256 GPUs that draw and run by its measured sweep, a "
     "lag of 1 s, played to the real power loop through its real hub; the loop knows neither the sweep nor what the jobs "
     "draw before it sees it; but for 'unlearned', each job's group was seen at 300, 250 and 200 W before, its speed off by "
     "a random 3 %; the same cuts as measured there, below the fleet's own base; throughput: of each job's slowest GPU, "
@@ -28,6 +33,7 @@ METHOD = (
     "kept, at the power asked for; hold: from 5 min after a step; noisy: work varies by 2 %, sensors by 2 %, told 2 s late; "
     "over-shed: the lowest minute below what was asked, in points of base; strategies: at the same power, by the true sweep"
 )
+METHODS = {"trial": TRIAL, "path": dr_path.METHOD, "driver": dr_driver.METHOD, "days": dr_days.METHOD}
 RECOVERY_S = 900.0
 SETTLE_S = 300
 
@@ -148,19 +154,15 @@ def draw(path: Path, runs: dict[str, tuple[tuple[Step, ...], Run]], theirs: dict
     figure.savefig(path, dpi=110)
 
 
-def main() -> int:
-    """Run and report."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="events of a quarter of an hour")
-    parser.add_argument("--only", nargs="*", help="srp, caiso, srp_noisy or srp_unlearned")
-    parser.add_argument("--plot", type=Path, help="draw the loads into this file")
-    args = parser.parse_args()
-    curves = data_folder("power_curves")
-    if curves is None:
-        return without_data("power_curves")
-    folder = curves / "emerald"
-    hour = 900 if args.quick else 3600
-    after_s = 1500 if args.quick else 5400
+CASES = ("srp", "caiso", "srp_noisy", "srp_unlearned")
+
+
+def trial(
+    folder: Path, only: tuple[str, ...], plot: Path | None, *, quick: bool
+) -> tuple[dict[str, float], list[tuple[str, str, float]]]:
+    """The figures of part (a), and their targets."""
+    hour = 900 if quick else 3600
+    after_s = 1500 if quick else 5400
     srp = (Step(1.0 - 0.314, 3 * hour),)
     caiso = (Step(1.0 - 0.186, 3 * hour), Step(1.0 - 0.311, 2 * hour + hour // 3))
     noisy = Disturbance(work_noise=0.02, meter_noise=0.02, delay_s=2)
@@ -173,7 +175,7 @@ def main() -> int:
     runs = {
         name: (steps, run(folder, steps, how, after_s, learned=learned))
         for name, (steps, how, learned) in cases.items()
-        if not args.only or name in args.only
+        if name in only
     }
     figures: dict[str, float] = {}
     for name, (steps, found) in runs.items():
@@ -184,10 +186,10 @@ def main() -> int:
     figures["theirs_by_gpus"], figures["theirs_as_published"] = float(np.array(THEIRS) @ weights), 0.909560245
     for name, (throughput, floors) in strategies(folder, target).items():
         figures[f"{name}_throughput"], figures[f"{name}_floors_broken"] = throughput, float(floors)
-    if args.plot:
+    if plot:
         _, trace = measured(folder / "SRP_total_power.csv")
         shown = np.concatenate((np.full(15, np.nan), trace[90:])) / trace[:60].mean()
-        draw(args.plot, runs, {"srp": shown})
+        draw(plot, runs, {"srp": shown})
     wanted: list[tuple[str, str, float]] = []
     for name in runs:
         wanted += [
@@ -199,7 +201,40 @@ def main() -> int:
             (f"{name}_snapback_pct", "<=", 2.0),
             (f"{name}_floors_broken", "<=", 0.0),
         ]
-    return report("demand_response", figures, wanted, METHOD)
+    return figures, wanted
+
+
+def main() -> int:
+    """Run and report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="short events, few of them, and 6 h instead of 72 h")
+    parser.add_argument("--only", nargs="*", choices=[*METHODS, *CASES], help="parts, or cases of the trial")
+    parser.add_argument("--plot", type=Path, help="draw the trial's loads into this file")
+    args = parser.parse_args()
+    only = set(args.only or METHODS)
+    curves = data_folder("power_curves")
+    if curves is None:
+        return without_data("power_curves")
+    folder = curves / "emerald"
+    figures: dict[str, float] = {}
+    wanted: list[tuple[str, str, float]] = []
+    parts: list[str] = []
+
+    def add(name: str, found: tuple[dict[str, float], list[tuple[str, str, float]]]) -> None:
+        figures.update(found[0])
+        wanted.extend(found[1])
+        parts.append(METHODS[name])
+
+    cases = CASES if "trial" in only else tuple(case for case in CASES if case in only)
+    if cases:
+        add("trial", trial(folder, cases, args.plot, quick=args.quick))
+    if "path" in only:
+        add("path", dr_path.figures(args.quick))
+    if "driver" in only:
+        add("driver", dr_driver.figures(args.quick))
+    if "days" in only:
+        add("days", dr_days.figures(folder, args.quick))
+    return report("demand_response", figures, wanted, "; ".join(parts))
 
 
 if __name__ == "__main__":

@@ -234,7 +234,7 @@ class Failing(Fleet):
         if failed:
             frame = {**frame, "set": [one for one in frame["set"] if one not in failed]}
         answers: list[dict[str, Any]] = []
-        say, self._say = self._say, lambda _, told: answers.append(told)  # type: ignore[method-assign]
+        say, self._say = self._say, lambda session, frame: answers.append(frame)  # type: ignore[method-assign]
         try:
             super()._obey(node, session, frame)
         finally:
@@ -524,6 +524,7 @@ class Days:
         total = int(self.until_s)
         drawn, loosest = np.zeros(total), np.full(total, np.inf)
         told, away = np.zeros(total, dtype=bool), np.zeros(total, dtype=bool)
+        judged = 1
         for second in range(total):
             self.now_s = float(second)
             while self._todo and self._todo[0][0] <= self.now_s:
@@ -537,11 +538,20 @@ class Days:
                 self._compare(strict_w, loosest[second])
                 self._look_at_leases(loosest[second])
             drawn[second] = self.fleet.step()
-            if sys.stderr.isatty() and second % 600 == 0:
-                print(f"\r{second / total:4.0%}", end="", file=sys.stderr)
-        self._judge(drawn, loosest, told, away)
+            if (second + 1) % HOUR_S == 0 or second + 1 == total:
+                self._judge(drawn, loosest, told, away, judged, second + 1)
+                judged = (second + 1) // 60
+                self._progress(second + 1)
         self.store.close()
         return self.found
+
+    def _progress(self, seconds: int) -> None:
+        found = self.found
+        words = f"{seconds / HOUR_S:g} h, {found.bound_s / HOUR_S:.1f} h limited: lost {len(found.lost)} s, "
+        words += (
+            f"lifts {len(found.lifts)}, over {len(found.over_untold)} untold, {found.over_told} told, {found.over_away} away"
+        )
+        print(words, file=sys.stderr, flush=True)
 
     def _right(self) -> tuple[float, float]:
         """(the strictest, the loosest) limit that may rightly bind now."""
@@ -602,12 +612,12 @@ class Days:
     def _is_told(self) -> bool:
         return bool(self.loop.alarms(self.now())) or any(key.startswith("silent") for key, _, _ in self.fleet.hub.alarms())
 
-    def _judge(self, drawn: Any, loosest: Any, told: Any, away: Any) -> None:
+    def _judge(self, drawn: Any, loosest: Any, told: Any, away: Any, first: int, until_s: int) -> None:
         windows = np.lib.stride_tricks.sliding_window_view(
             np.concatenate((np.full(RESPONSE_S, np.inf), loosest)), RESPONSE_S + 1
         )
         owed = windows.max(axis=1)
-        for minute in range(1, len(drawn) // 60):
+        for minute in range(first, until_s // 60):
             here, near = slice(60 * minute, 60 * minute + 60), slice(60 * minute - 60, 60 * minute + 60)
             limit_w, mean_w = float(owed[here].max()), float(drawn[here].mean())
             if mean_w <= limit_w:
@@ -617,8 +627,8 @@ class Days:
             elif told[near].any():
                 self.found.over_told += 1
             else:
-                self.now_s = 60.0 * minute
-                self._say(self.found.over_untold, f"{mean_w:.0f} W drawn, {limit_w:.0f} W allowed")
+                at = START + timedelta(minutes=minute)
+                self.found.over_untold.append(f"{at:%d %H:%M:%S} {mean_w:.0f} W drawn, {limit_w:.0f} W allowed")
 
     def _say(self, to: list[str], sentence: str) -> None:
         to.append(f"{self.now():%d %H:%M:%S} {sentence}")

@@ -205,7 +205,7 @@ def paths(nodes: int, events: int) -> Paths:
                 began = time.monotonic()
                 data = {"event_id": event_id, "region": "north", "limit_w": limit_w, "duration": "1h"}
                 found.answered.append(utility.send("power_budget", data))
-                kept = wait_until(lambda: _kept(ask()), 60, f"{event_id} to be kept: {ask()}")
+                kept: Any = wait_until(lambda: _kept(ask()), 60, f"{event_id} to be kept: {ask()}")
                 found.ordered.append(kept["ordered_at"] - began)
                 found.kept.append(max(kept["below_at"], kept["read_at"]) - began)
                 most = max(found.gpus_capped, kept["capped"])
