@@ -11,8 +11,10 @@ from datetime import UTC, date, datetime, time, timedelta
 from itertools import pairwise
 from zoneinfo import ZoneInfo
 
-DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
-MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+MONTHS = (
+    "january", "february", "march", "april", "may", "june", "july", "august", "september", "october", "november", "december",
+)  # fmt: skip
 _DAY_NAMES = ("Mondays", "Tuesdays", "Wednesdays", "Thursdays", "Fridays", "Saturdays", "Sundays")
 _MONTH_NAMES = (
     "January", "February", "March", "April", "May", "June",
@@ -54,14 +56,17 @@ def _parse_names(text: str, names: Sequence[str], what: str) -> frozenset[int]:
     found: set[int] = set()
     for part in text.lower().split(","):
         match = re.fullmatch(r"\s*([a-z]+)\s*(?:-\s*([a-z]+)\s*)?", part)
-        first, last = (match[1][:3], (match[2] or match[1])[:3]) if match else ("", "")
-        if first not in names or last not in names:
-            raise ValueError(
-                f"{part.strip()!r} is not a {what}; write them as '{names[0]}-{names[4]}' or '{names[0]},{names[2]}'"
-            )
-        begin, end = names.index(first), names.index(last)
-        found.update((begin + step) % len(names) for step in range((end - begin) % len(names) + 1))
+        first, last = (_position(word, names) for word in (match[1], match[2] or match[1])) if match else (None, None)
+        if first is None or last is None:
+            one, three, five = names[0][:3], names[2][:3], names[4][:3]
+            raise ValueError(f"{part.strip()!r} is not a {what}; write them as '{one}-{five}' or '{one},{three}'")
+        found.update((first + step) % len(names) for step in range((last - first) % len(names) + 1))
     return frozenset(found)
+
+
+def _position(word: str, names: Sequence[str]) -> int | None:
+    """Which name a word means: the name in full, or its beginning of three letters at least; None: none of them."""
+    return next((at for at, name in enumerate(names) if len(word) >= 3 and name.startswith(word)), None)
 
 
 def parse_days(text: str) -> frozenset[int]:

@@ -24,7 +24,7 @@ from dispatcher.errors import BadInput, GridshiftError, NotFound
 from dispatcher.power.accounts import MODELLED
 from dispatcher.power.fleet import basis_of
 from dispatcher.store import OWN_SOURCE, Job
-from policies.world import ENDED, Alternative, JobState, Placement, Plan
+from policies.world import ENDED, PLACED, Alternative, JobState, Placement, Plan
 
 #: Seconds that a savings report is shown again before it is made anew.
 _REPORT_KEPT_S = 5.0
@@ -140,7 +140,9 @@ class V1:
         job = await in_thread(intents.visible_job, self._services, request.path_params["job_id"])
         world = self._services.snapshot().world
         plan = world.plan
-        placement = plan.placements.get(job.id) if plan is not None and job.state not in ENDED else None
+        # What its owner has had started at once runs whatever is planned.
+        as_planned = job.state not in ENDED and not (job.run_now_at is not None and job.state in PLACED)
+        placement = plan.placements.get(job.id) if plan is not None and as_planned else None
         unplaced = plan.unplaced.get(job.id) if plan is not None and job.state not in ENDED else None
         others, not_told = await self._alternatives(placement)
         return json_response(
