@@ -56,7 +56,7 @@ from dispatcher.power.deploy import LOOK_S, AgentDeployer, has_gpus, store_agent
 from dispatcher.power.energy import EnergyBook, Keep
 from dispatcher.power.fleet import Fleet
 from dispatcher.power.fleet_now import FleetNow
-from dispatcher.power.hub import Hub
+from dispatcher.power.hub import Former, Hub
 from dispatcher.power.meter_store import MeterStore
 from dispatcher.power.site_meters import SiteMeters
 from dispatcher.regions import Region
@@ -382,7 +382,11 @@ def run(config: Config, *, on_ready: Callable[[], None] = lambda: None) -> int:
         stack.callback(energy.close)
         hub.on_energy = lambda rows: energy.take(rows, SystemClock().now())
         configured = {region.name for region in config.regions}
-        hub.remember((n.node_id, n.region, n.last_seen_at) for n in energy.known_nodes() if n.region in configured)
+        hub.remember(
+            Former(n.node_id, n.region, n.last_seen_at, n.hostname, tuple(gpu["uuid"] for gpu in n.gpus))
+            for n in energy.known_nodes()
+            if n.region in configured
+        )
         fleet = FleetNow(config, hub, energy)
         caps = CapLoop(config, hub, speed=clock.speed)
         for region in regions:

@@ -92,7 +92,7 @@ def grid_event(event: DrEvent, source: EventSourceConfig, before: GridEvent | No
         end=at if event.cancelled or event.completed else end,
         limit_w=lowest.limit_w if lowest is not None else None,
         received_at=at,
-        reason=lowest.reason if lowest is not None else "; ".join(event.warnings[:1]),
+        reason=_reason(event, before, lowest),
         cancelled=event.cancelled,
         test=event.test,
         steps=steps,
@@ -102,6 +102,15 @@ def grid_event(event: DrEvent, source: EventSourceConfig, before: GridEvent | No
         rank=event.rank,
         recovery_s=source.recovery_s if event.recovery_s is None else event.recovery_s,
     )
+
+
+def _reason(event: DrEvent, before: GridEvent | None, lowest: GridStep | None) -> str:
+    """Why there is a limit; of one that was released, why there was."""
+    if lowest is not None:
+        return lowest.reason
+    if before is not None and before.reason and (event.cancelled or event.completed):
+        return before.reason
+    return "; ".join(event.warnings[:1])
 
 
 def _joined(before: tuple[GridStep, ...], ahead: tuple[GridStep, ...], at: datetime) -> tuple[GridStep, ...]:

@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 SILENT_S = 10.0
 #: Seconds after which an order that was not answered counts as unanswered.
 ANSWER_S = 10.0
+#: Seconds after a start by which nodes that were there before should have said hello; else that is told.
+MISSED_S = 30.0
 #: Seconds for which a node that went silent is still told of.
 FORGET_S = 3600.0
 #: Seconds for which a claim of a node that another holds is told of after it was last refused, and how many are kept.
@@ -156,6 +158,16 @@ class NodeLive:
     told: bool = True
 
 
+class Former(NamedTuple):
+    """A node as an earlier control plane knew it."""
+
+    node_id: str
+    region: str
+    seen_at: datetime
+    hostname: str = ""
+    uuids: tuple[str, ...] = ()
+
+
 class CapOrder(NamedTuple):  # ten thousand of them at once, so what is made fastest
     """A limit to hold on one GPU, for ``ttl_s`` s from now; None until it is released."""
 
@@ -258,8 +270,8 @@ class Hub:
         self._lock = threading.RLock()
         self._nodes: dict[str, _Node] = {}
         self._of_session: dict[Session, str] = {}
-        # What an earlier control plane knew: the region of a node, and until when (mono s) that holds without a word of it.
-        self._remembered: dict[str, tuple[str, float]] = {}
+        # What an earlier control plane knew of a node, since when we know that and until when it holds without a word of it.
+        self._remembered: dict[str, tuple[Former, float, float]] = {}
         self._claims: dict[tuple[str, str], tuple[float, str, str]] = {}
         # Nodes whose energy came from the future: when that was (mono s), and by how much, s.
         self._clocks: dict[str, tuple[float, float]] = {}
@@ -269,20 +281,20 @@ class Hub:
 
     # --- connections ----------------------------------------------------------------------------------------------
 
-    def remember(self, nodes: Iterable[tuple[str, str, datetime]]) -> None:
-        """Of which region nodes were, as (node id, region, last seen at), before this control plane started."""
+    def remember(self, nodes: Iterable[Former]) -> None:
+        """Which nodes there were before this control plane started."""
         now, mono = self._now(), self._mono()
         with self._lock:
-            for node_id, region, seen_at in nodes:
-                left_s = FORGET_S - (now - seen_at).total_seconds()
+            for node in nodes:
+                left_s = FORGET_S - (now - node.seen_at).total_seconds()
                 if left_s > 0:
-                    self._remembered[node_id] = (region, mono + left_s)
+                    self._remembered[node.node_id] = (node, mono, mono + left_s)
 
     def awaits(self, region: str) -> bool:
         """Whether a node that was there before this control plane started has not said hello yet."""
         mono = self._mono()
         with self._lock:
-            return any(one == region and mono < until_mono for one, until_mono in self._remembered.values())
+            return any(one.region == region and mono < until_mono for one, _, until_mono in self._remembered.values())
 
     def receive(self, session: Session, region: str, text: str | bytes, *, proven: bool = False) -> str | None:
         """Take a frame of an agent that may speak for ``region``; returns the frame to answer with, if any. ``proven``: its
@@ -398,8 +410,8 @@ class Hub:
         """The region of a node, as far as it is known (the lock is held)."""
         if node_id in self._nodes:
             return self._nodes[node_id].region
-        region, until_mono = self._remembered.get(node_id, (None, 0.0))
-        return region if self._mono() < until_mono else None
+        former, _, until_mono = self._remembered.get(node_id, (None, 0.0, 0.0))
+        return former.region if former is not None and self._mono() < until_mono else None
 
     def _forget_former(self) -> None:
         """A Ray that was started anew gives its nodes new ids: a silent node of a machine whose GPUs a connected one tells of
@@ -495,6 +507,7 @@ class Hub:
                 if self._mono() - at <= TELL_CLAIM_S
             ]
             found += self._clock_alarms()
+            found += self._not_heard_again()
             ahead = max((int(node.hello["epoch"]) for node in self._nodes.values()), default=0)
             others = any(
                 node.hello["epoch"] == self.epoch and node.hello.get("plane") not in (None, self.plane)
@@ -507,6 +520,22 @@ class Hub:
             sentence = f"nodes have obeyed {which} and refuse our orders; stop the other one, then restart this one"
             found.append(("epoch", None, sentence))
         return found
+
+    def _not_heard_again(self) -> list[tuple[str, str | None, str]]:
+        """Nodes with GPUs that were there before this control plane started, and have not said a word to it (the lock is held).
+        A Ray that was started anew gives its nodes new ids: one whose GPUs another node tells of is not missed."""
+        mono = self._mono()
+        heard = {gpu["uuid"] for node in self._nodes.values() for gpu in node.hello["gpus"]}
+        return [
+            (
+                f"silent {node.node_id}",
+                node.region,
+                f"the agent of {node.hostname} in {node.region} was there until {node.seen_at:%Y-%m-%d %H:%M:%S} UTC and has "
+                "not been heard since this control plane started; what its GPUs draw is unknown",
+            )
+            for node, since_mono, until_mono in self._remembered.values()
+            if since_mono + MISSED_S <= mono < until_mono and node.uuids and not heard.issuperset(node.uuids)
+        ]
 
     def doubting(self) -> set[str]:
         """The nodes whose clock differs from ours without most others saying that ours is right."""

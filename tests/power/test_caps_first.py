@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from dispatcher.power.caps import CapLoop
-from dispatcher.power.hub import Hub
+from dispatcher.power.hub import Former, Hub
 from policies.cap_model import LEAST_CAP
 from policies.decide import decide
 from policies.flexibility import FlexibilityDefaults, parse_flexibility
@@ -139,7 +139,7 @@ def test_after_a_restart_nobody_is_asked_before_the_agents_have_told_what_they_h
     caps, orders = agent.caps(), len(agent.orders)
     # A new control plane: it knows of the node only from its records.
     site.hub = Hub(epoch=3, now=site.now, mono=lambda: site.s)
-    site.hub.remember([("n1", "north", site.now())])
+    site.hub.remember([Former("n1", "north", site.now())])
     site.loop = CapLoop(site.config, site.hub, mono=lambda: site.s)
     site.agents = []
     for _ in range(5):
@@ -160,7 +160,7 @@ def test_agents_that_do_not_come_back_are_not_waited_for_long() -> None:
     site.hub = Hub(epoch=3, now=site.now, mono=lambda: site.s)
     site.agents = []
     assert not CapLoop(site.config, site.hub, mono=lambda: site.s).unheard("north"), "there were none"
-    site.hub.remember([("n1", "north", site.now())])
+    site.hub.remember([Former("n1", "north", site.now())])
     site.loop = CapLoop(site.config, site.hub, mono=lambda: site.s)
     site.seconds(14)
     assert decide(world(site)) == []

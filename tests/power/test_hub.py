@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dispatcher.power.energy import Taken
-from dispatcher.power.hub import MOST_CLAIMS, CapOrder, CapResult, Hub, Release
+from dispatcher.power.hub import MISSED_S, MOST_CLAIMS, CapOrder, CapResult, Former, Hub, Release
 
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
@@ -282,7 +282,7 @@ def test_a_regions_own_token_outweighs_one_that_opens_all() -> None:
 
 def test_which_region_a_node_is_of_outlasts_a_restart() -> None:
     hub, time = make()
-    hub.remember([("n1", "north", START - timedelta(minutes=50)), ("n2", "north", START - timedelta(minutes=70))])
+    hub.remember([Former("n1", "north", START - timedelta(minutes=50)), Former("n2", "north", START - timedelta(minutes=70))])
     for proven in (False, True):
         thief = Agent(hub, region="south")
         hub.receive(thief, "south", json.dumps(thief.hello), proven=proven)
@@ -291,6 +291,27 @@ def test_which_region_a_node_is_of_outlasts_a_restart() -> None:
     time.s = 601.0
     Agent(hub, region="south").connect()
     assert [node.region for node in hub.nodes()] == ["south", "south"]
+
+
+def test_who_was_there_before_a_restart_and_is_not_heard_again_is_an_alarm() -> None:
+    hub, time = make()
+    seen = START - timedelta(minutes=2)
+    hub.remember(
+        [
+            Former("lost", "north", seen, "host-9", ("GPU-lost",)),
+            Former("without", "north", seen, "host-8"),
+            Former("renamed", "north", seen, "host-7", tuple(gpu["uuid"] for gpu in Agent(hub).hello["gpus"])),
+        ]
+    )
+    time.s = MISSED_S - 1.0
+    assert hub.alarms() == []
+    Agent(hub).connect().live()  # the same machine under another id
+    time.s = MISSED_S
+    told = {key: sentence for key, _, sentence in hub.alarms() if key.startswith("silent")}
+    assert list(told) == ["silent lost"]
+    assert "host-9 in north was there until 2026-03-01 11:58:00 UTC" in told["silent lost"]
+    Agent(hub, "lost").connect()
+    assert not [key for key, _, _ in hub.alarms() if key == "silent lost"]
 
 
 def test_claims_that_are_told_of_are_bounded() -> None:
