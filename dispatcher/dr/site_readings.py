@@ -94,12 +94,16 @@ class SiteReadings:
         limits = [step for step in event.steps if step.start < end and (step.end is None or step.end > start)]
         if not limits:
             return "NORMAL"
-        drawn = self.draw(source, start, end)
+        # What was only just asked need not hold yet.
+        owed_from = event.received_at + timedelta(seconds=self._sources[source].response_s)
+        drawn = self.draw(source, owed_from if start < owed_from < end else start, end)
         if drawn is None:
             return None
         # Over several steps a mean says nothing against the lowest of them.
         highest = max(s.limit_w for s in limits)
-        return "RUNNING_CURTAILED" if drawn.mean_w <= highest else "ERROR"
+        if drawn.mean_w <= highest:
+            return "RUNNING_CURTAILED"
+        return "ERROR" if owed_from < end else None
 
     def _meter(self, source: EventSourceConfig) -> MeterConfig | None:
         scope = "site" if source.branch is None else "branch"

@@ -51,8 +51,8 @@ class Energy:
 class Events:
     """One stored event."""
 
-    def __init__(self, limit_w: float | None = None, **more: Any) -> None:
-        self.event = GridEvent("utility", "e", 1, "north", at(0), at(9), limit_w, at(0), **more)
+    def __init__(self, limit_w: float | None = None, *, told: float = -60, **more: Any) -> None:
+        self.event = GridEvent("utility", "e", 1, "north", at(0), at(9), limit_w, at(told), **more)
 
     def grid_event(self, source: str, event_id: str) -> GridEvent | None:
         return self.event if event_id == "e" else None
@@ -115,13 +115,16 @@ def test_what_is_played_is_not_told() -> None:
         (Events(60_000.0), "RUNNING_CURTAILED"),
         (Events(60_000.0, cancelled=True), "RUNNING_CURTAILED"),
         (Events(30_000.0), "ERROR"),
+        (Events(45_000.0, told=-9), "RUNNING_CURTAILED"),  # ten minutes to get there, of which one is left
+        (Events(30_000.0, told=-9), "ERROR"),
+        (Events(30_000.0, told=0), None),  # nothing is owed yet
         (Events(60_000.0, opted_out="maintenance"), "RUNNING_OPTED_OUT"),
         (Events(30_000.0, test=True), "NORMAL"),
         (Events(), "NORMAL"),
     ],
 )
-def test_operating_states(event: Events, expected: str) -> None:
-    one = site(events=event, meter=True, readings=(40_000.0, 50_000.0))
+def test_operating_states(event: Events, expected: str | None) -> None:
+    one = site(events=event, meter=True, readings=(60_000.0, 40_000.0))
     assert one.operating_state("utility", "e", at(0), at(2)) == expected
 
 
