@@ -162,6 +162,7 @@ def job_view(job: Json) -> RenderableType:
                 ("remaining", None if ended else span(job.get("remaining_s"))),
                 ("GPUs", f"{job['gpus']:g}" if isinstance(job.get("gpus"), int | float) else None),
                 ("mean draw", number(job.get("power_w"), 0, "W")),
+                ("power cap", _caps(job.get("caps") or ())),
                 ("pausable", job.get("pausable")),
                 ("pauses", job.get("pauses") or None),
                 ("held by owner", "yes" if job.get("held") else None),
@@ -186,6 +187,16 @@ def job_view(job: Json) -> RenderableType:
             )
         parts += [Text(), made]
     return Group(*parts)
+
+
+def _caps(caps: Sequence[Json]) -> str | None:
+    """Which of its GPUs are slowed, and why; those of one reason together."""
+    by_reason: dict[str, list[str]] = {}
+    for one in caps:
+        which = f"{'SIMULATED ' if one.get('simulated') else ''}GPU {one['gpu']}"
+        by_reason.setdefault(one.get("reason") or f"{one['limit_w']:.0f} W", []).append(which)
+    told = [f"{', '.join(names[:8])}{' and more' if len(names) > 8 else ''}: {why}" for why, names in by_reason.items()]
+    return "; ".join(told) or None
 
 
 def _energy(job: Json) -> str | None:

@@ -22,7 +22,7 @@ from dispatcher.api.services import Services
 from dispatcher.api.strict_json import parse_object
 from dispatcher.errors import BadInput, GridshiftError, NotFound
 from dispatcher.power.accounts import MODELLED
-from dispatcher.power.fleet import basis_of
+from dispatcher.power.fleet import basis_of, caps_on
 from dispatcher.store import OWN_SOURCE, Job
 from policies.world import ENDED, PLACED, Alternative, JobState, Placement, Plan
 
@@ -78,7 +78,8 @@ class V1:
         def read() -> dict[str, Any]:
             job = intents.visible_job(self._services, request.path_params["job_id"])
             attempts = [views.attempt_json(attempt) for attempt in self._services.store.attempts(job.id)]
-            return {**views.job_json(job), "attempts": attempts}
+            caps = caps_on(self._services.fleet(), job.id) if job.state in PLACED else []
+            return {**views.job_json(job), "attempts": attempts, "caps": [views.cap_json(*one) for one in caps]}
 
         return json_response(await in_thread(read))
 

@@ -7,6 +7,8 @@ from typing import Any
 from dispatcher.api.services import AlarmStatus, LoopStatus, RegionStatus
 from dispatcher.config import RegionConfig
 from dispatcher.power.accounts import MODELLED
+from dispatcher.power.fleet import GpuView
+from dispatcher.power.hub import LeaseLive
 from dispatcher.signal_book import SourceStatus
 from dispatcher.store import Attempt, GridEvent, GridEventChange, Job, JobEvent
 from policies.flexibility import deadline_warning
@@ -336,6 +338,19 @@ def grid_event_change_json(change: GridEventChange) -> dict[str, Any]:
         "what": change.what,
         "sentence": change.sentence,
         "message": change.message,
+    }
+
+
+def cap_json(gpu: GpuView, lease: LeaseLive) -> dict[str, Any]:
+    """A GPU of a job that is held below its default limit, and why."""
+    return {
+        "gpu": gpu.index,
+        "uuid": gpu.uuid,
+        "limit_w": lease.limit_w,
+        "default_w": gpu.default_w,
+        "ends_at": time_of(lease.ends_at),
+        "reason": lease.reason,
+        "simulated": gpu.simulated,
     }
 
 

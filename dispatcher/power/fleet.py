@@ -247,6 +247,19 @@ def basis_of(fleet: Fleet) -> str:
     return MEASURED if all(region.draw.power_w is not None for region in fleet.regions) else PARTLY_MEASURED
 
 
+def caps_on(fleet: Fleet, job_id: str) -> list[tuple[GpuView, LeaseLive]]:
+    """The GPUs of a job that are held below their default limit, each with the lease that holds it: the lowest."""
+    found = []
+    for node in (node for region in fleet.regions for branch in region.branches for node in branch.nodes):
+        for gpu in node.gpus:
+            here = [lease for lease in node.leases if lease.uuid == gpu.uuid]
+            if job_id in (gpu.jobs or ()) and here:
+                lease = min(here, key=lambda one: one.limit_w)
+                if gpu.default_w is None or lease.limit_w < gpu.default_w:
+                    found.append((gpu, lease))
+    return found
+
+
 def by_job(nodes: Iterable[NodeView]) -> dict[str, tuple[GpuView, ...]]:
     """The GPUs on which each job has a process now, as far as they are heard."""
     found: dict[str, list[GpuView]] = defaultdict(list)

@@ -25,10 +25,11 @@ class Session:
 
 def connect(services: FakeServices, node_id: str = "n1", **more: Any) -> None:
     node = {"node_id": node_id, "hostname": f"host-{node_id}", "region": "north", "branch": "rack-1", "boot_id": "b"}
+    leases = more.pop("leases", [])
     node |= {"ray_node_id": None, "version": "1", "simulated": False, "started_at": 1.0, **more}
     info = {"uuid": "GPU-0", "index": 0, "name": "H100", "min_w": 200.0, "max_w": 700.0, "default_w": 700.0, "limit_w": 700.0}
     info |= {"mig": False, "energy_counter": True, "power_is_average": True, "module_scope": False, "notes": []}
-    hello = {"type": "hello", "protocol": 1, "node": node, "can_cap": True, "why_not": "", "leases": [], "epoch": 0}
+    hello = {"type": "hello", "protocol": 1, "node": node, "can_cap": True, "why_not": "", "leases": leases, "epoch": 0}
     hello |= {"gpus": [info | {"simulated": node["simulated"]}]}
     cap = {"uuid": "GPU-0", "wanted_w": 350.0, "limit_w": 350.0, "enforced_w": 350.0, "state": "enforced", "since": 1.0}
     figures = {"uuid": "GPU-0", "power_w": 340.0, "limit_w": 350.0, "enforced_w": 350.0, "temperature_c": 61.0}
@@ -62,6 +63,17 @@ def test_the_fleet(server: Server, services: FakeServices) -> None:
     for wrong in ("region=east", "regions=north"):
         answer = server.call("GET", f"/v1/fleet?{wrong}")
         assert answer.status_code == 422 and answer.json()["error"]["problems"][0]["remedy"]
+
+
+def test_a_job_tells_which_of_its_gpus_are_capped_and_why(server: Server, services: FakeServices) -> None:
+    server.submit("j1")
+    attempt = services.launch("j1")
+    held = {"lease_id": "event e GPU-0", "kind": "event", "uuid": "GPU-0", "limit_w": 350.0, "ends_in_s": 60.0, "epoch": 1}
+    connect(services, leases=[held | {"reason": "evening peak: 350 W"}, held | {"lease_id": "plan j1 GPU-0", "limit_w": 420.0}])
+    (cap,) = server.get("/v1/jobs/j1")["caps"]
+    assert (cap["gpu"], cap["limit_w"], cap["default_w"], cap["reason"]) == (0, 350.0, 700.0, "evening peak: 350 W")
+    services.end(attempt, JobState.SUCCEEDED)
+    assert server.get("/v1/jobs/j1")["caps"] == []
 
 
 def test_energy_by_the_minute(server: Server, services: FakeServices) -> None:

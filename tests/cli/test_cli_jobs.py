@@ -207,6 +207,8 @@ def test_an_ended_job_has_no_plan_and_no_rest_and_small_amounts_say_something() 
     lines = {line.split("  ")[0]: line for line in told.splitlines()}
     assert lines["GPUs"].split() == ["GPUs", "0"]
     assert "0.000055 EUR" in told and "0.0012 kWh (modelled" in told and "0.000 kg" in told and "-0" not in lines["carbon"]
+    capped = [{"gpu": at, "limit_w": 350.0, "reason": "evening peak: 350 W", "simulated": at == 1} for at in range(2)]
+    assert "GPU 0, SIMULATED GPU 1: evening peak: 350 W" in shown(job_view({**ENDED_JOB, "caps": capped}))
     waits = shown(job_view({**ENDED_JOB, "state": "queued", "remaining_s": 60.0}))
     assert "01-01 12:45 in local" in waits and "remaining" in waits
 
