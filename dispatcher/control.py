@@ -132,7 +132,6 @@ class Control:
         self.alarm_sources: list[Callable[[datetime], Iterable[tuple[str, str | None, str]]]] = []
         self.nudge: Callable[[], None] = lambda: None
         self.nudge_plan: Callable[[], None] = lambda: None
-        self.nudge_power: Callable[[], None] = lambda: None
         self.nudge_place: Callable[[], None] = lambda: None
         self.nudge_ingest: Callable[[], None] = lambda: None
         self.nudge_forecast: Callable[[], None] = lambda: None
@@ -236,8 +235,6 @@ class Control:
         # 4. remember what was seen, for whoever asks
         self._note_alarms(actions, now)
         before, self._world = self._world, world
-        if before is None or (before.budgets, before.branch_budgets) != (world.budgets, world.branch_budgets):
-            self.nudge_power()  # caps for a new limit need not wait for the next second
         # 5. new limits ask for a new plan; jobs that came, for places in the plan that stands
         self._replan_where_needed(before, world)
 

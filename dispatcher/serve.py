@@ -464,12 +464,10 @@ def run(config: Config, *, on_ready: Callable[[], None] = lambda: None) -> int:
         control.loops.append(Loop("checkpoints", CHECKPOINTS_S, lambda _: log_tidied(tidy(sorted(roots), store.job))))
         control.loops.append(Loop("leader", 5.0, _leadership_check(leadership)))
         live = LiveLoops(
-            control.loops,
-            clock,
-            nudged={"control": 0.005, "plan": 0.5, "place": 0.005, "power": 0.1, "ingest": 0.5, "forecast": 0.5},
+            control.loops, clock, nudged={"control": 0.005, "plan": 0.5, "place": 0.005, "ingest": 0.5, "forecast": 0.5}
         )
         control.nudge, control.nudge_plan = (lambda: live.nudge("control")), (lambda: live.nudge("plan"))
-        control.nudge_place, control.nudge_power = (lambda: live.nudge("place")), (lambda: live.nudge("power"))
+        control.nudge_place = lambda: live.nudge("place")
         control.nudge_ingest, control.nudge_forecast = (lambda: live.nudge("ingest")), (lambda: live.nudge("forecast"))
         book.arrived = control.nudge_ingest
         control.start()
