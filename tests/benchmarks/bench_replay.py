@@ -112,6 +112,10 @@ def main() -> int:
         (base / "plane").mkdir()
         with Plane(base / "plane", config) as plane:
             outcome = play(plane, jobs, speed, work)
+            for job in requests.get(f"{plane.address}/v1/jobs", params={"limit": 100}, timeout=10).json()["jobs"]:
+                if job.get("late_s"):
+                    told = f"started {job['started_at']}, ran for {job['runtime_s']:.0f} s as stated, due {job['deadline_at']}"
+                    print(f"{job['id']} ended {job['late_s'] / speed:.1f} wall s late: {told}", file=sys.stderr)
     figures = {
         "jobs": float(len(jobs)),
         "succeeded": float(outcome["succeeded"]),
