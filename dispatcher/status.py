@@ -96,7 +96,7 @@ def region_status(region: Region, world: World) -> RegionStatus:
     picture, error, _ = region.picture()
     placed = [view for view in world.jobs if view.state in PLACED and view.region == region.name]
     begun = [view for view in placed if view.state is not JobState.LAUNCHING]
-    limits = [b.limit_w for b in world.budgets if b.region == region.name and b.start <= world.now and not b.is_over(world.now)]
+    limits = [b.limit_w for b in world.budgets if b.region == region.name and b.holds(world.now)]
     return RegionStatus(
         name=region.name,
         address=region.config.address,

@@ -251,7 +251,7 @@ def _candidates(room: Room, here: Sequence[JobView], world: World, acted: set[st
 def _limit_end(room: Room, world: World, when: datetime) -> datetime | None:
     """When the lowest limit in force at ``when`` ends; None for one that stands, or is open."""
     name, standing_w = room.view.name, room.view.power_limit_w
-    mine = [b for b in world.budgets if b.region == name and b.start <= when and (b.end is None or when < b.end)]
+    mine = [b for b in world.budgets if b.region == name and b.holds(when)]
     lowest: Budget | None = min(mine, key=lambda b: b.limit_w, default=None)
     if lowest is None or (standing_w is not None and standing_w <= lowest.limit_w):
         return None
@@ -307,7 +307,7 @@ def _prepare(room: Room, here: Sequence[JobView], world: World, acted: set[str])
             excess_w -= _gives_w(room, job)
             if until_s <= _lead_s(job):
                 asked.add(job.id)
-                limit = f"{kw(budget.limit_w)} from {hhmm(budget.start)} ({budget.reason or f'event {budget.event_id}'})"
+                limit = f"{kw(budget.limit_w)} from {hhmm(budget.start)} ({budget.why})"
                 actions.append(_give_way(job, f"{room.view.name} may draw {limit}", world))
     return actions
 

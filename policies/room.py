@@ -134,8 +134,7 @@ class Room:
         for budget in self.coming:
             soon = self.now is not None and (budget.start - self.now).total_seconds() <= lead_s
             if soon and self.draw_w - self.leaving_w + power_w * self.view.pue > budget.limit_w - self.kept_w + SLACK:
-                why = budget.reason or f"event {budget.event_id}"
-                return f"{self.view.name} may draw {kw(budget.limit_w)} from {hhmm(budget.start)} ({why})"
+                return f"{self.view.name} may draw {kw(budget.limit_w)} from {hhmm(budget.start)} ({budget.why})"
         return None
 
     def take(self, gpus: float, power_w: float, *, gpu_type: str | None = None, flexible: bool = False, times: int = 1) -> None:
@@ -171,9 +170,8 @@ def limit_at(view: RegionView, budgets: Iterable[Budget], when: datetime) -> tup
     """The lowest limit in force in a region at ``when`` (the strictest wins) and whose it is."""
     limit, reason = view.power_limit_w, "site limit"
     for budget in budgets:
-        in_force = budget.region == view.name and budget.start <= when and (budget.end is None or when < budget.end)
-        if in_force and (limit is None or budget.limit_w < limit):
-            limit, reason = budget.limit_w, budget.reason or f"event {budget.event_id}"
+        if budget.region == view.name and budget.holds(when) and (limit is None or budget.limit_w < limit):
+            limit, reason = budget.limit_w, budget.why
     return limit, reason
 
 
@@ -223,15 +221,13 @@ def _way_back(room: Room, world: World, paused_w: float) -> None:
     draws that runs there, uncapped, or was paused there. All at once would be the next peak."""
     view, whole_w = room.view, room.draw_w + paused_w
     for budget in world.budgets:
-        if budget.region != view.name or budget.end is None or not budget.recovery_s:
+        share = budget.way_back(world.now) if budget.region == view.name else None
+        if share is None or whole_w <= budget.limit_w or budget.end is None or budget.recovery_s is None:
             continue
-        since_s = (world.now - budget.end).total_seconds()
-        if not 0.0 <= since_s < budget.recovery_s or whole_w <= budget.limit_w:
-            continue
-        back_w = budget.limit_w + (whole_w - budget.limit_w) * since_s / budget.recovery_s
+        back_w = budget.limit_w + (whole_w - budget.limit_w) * share
         if room.back_w is None or back_w < room.back_w:
             until = hhmm(budget.end + timedelta(seconds=budget.recovery_s))
-            room.back_w, room.back_reason = back_w, f"until {until} from {budget.reason or f'event {budget.event_id}'}"
+            room.back_w, room.back_reason = back_w, f"until {until} from {budget.why}"
 
 
 def rooms(world: World) -> dict[str, Room]:
@@ -246,7 +242,7 @@ def rooms(world: World) -> dict[str, Room]:
                 room.leaving_gpus += job.flex.gpus
             elif job.capped_w is not None:
                 room.caps_w += (power_w - least_w(room, job)) * room.view.pue
-    if any(budget.recovery_s and budget.end is not None and budget.end <= world.now for budget in world.budgets):
+    if any(budget.way_back(world.now) is not None for budget in world.budgets):
         paused_w = dict.fromkeys(made, 0.0)
         for job in world.jobs:
             if job.state is JobState.PAUSED and job.region in made:

@@ -232,9 +232,25 @@ class Budget:
     ramp_s: float | None = None
     recovery_s: float | None = None
 
+    @property
+    def why(self) -> str:
+        """What it is for, in words."""
+        return self.reason or f"event {self.event_id}"
+
     def is_over(self, when: datetime) -> bool:
         """Whether it limits nothing any more; load may still be coming back from it."""
         return self.end is not None and self.end <= when
+
+    def holds(self, when: datetime) -> bool:
+        """Whether it is in force."""
+        return self.start <= when and not self.is_over(when)
+
+    def way_back(self, when: datetime) -> float | None:
+        """Which share of the way back from it is behind us, from 0 to below 1; None where load is not coming back from it."""
+        if self.end is None or not self.recovery_s:
+            return None
+        share = (when - self.end).total_seconds() / self.recovery_s
+        return share if 0.0 <= share < 1.0 else None
 
 
 @dataclass(frozen=True, slots=True)

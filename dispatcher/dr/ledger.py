@@ -81,14 +81,10 @@ def joined(event: DrEvent, old: DrEvent | None) -> DrEvent:
     if event.cancelled:
         return replace(event, segments=(), signals=(), reports_due=())
     at = event.received_at
-    running = [s for s in old.segments if _covers(s, at)] if old is not None and not old.cancelled else []
+    running = [s for s in old.segments if s.covers(at)] if old is not None and not old.cancelled else []
     before = min(running, key=lambda s: s.limit_w) if running else None
     segments = [_joined(s, before, at) for s in event.segments if s.end is None or s.end > at]
     return replace(event, segments=tuple(segments))
-
-
-def _covers(segment: Segment, at: datetime) -> bool:
-    return segment.start <= at and (segment.end is None or at < segment.end)
 
 
 def _joined(segment: Segment, before: Segment | None, at: datetime) -> Segment:

@@ -62,6 +62,10 @@ class Segment:
     reason: str = ""
     effective_from: datetime | None = None
 
+    def covers(self, at: datetime) -> bool:
+        """Whether it limits anything at that moment."""
+        return self.start <= at and (self.end is None or at < self.end)
+
 
 @dataclass(frozen=True, slots=True)
 class Signal:

@@ -27,7 +27,7 @@ def lifts(held: DrEvent | None, new: DrEvent, now: datetime) -> bool:
 
 
 def _limit(segments: Sequence[Segment], at: datetime) -> float | None:
-    return min((s.limit_w for s in segments if s.start <= at and (s.end is None or at < s.end)), default=None)
+    return min((s.limit_w for s in segments if s.covers(at)), default=None)
 
 
 def subscription_w(held: Ledger, now: datetime) -> float | None:

@@ -239,10 +239,9 @@ class CapLoop:
             limits.append(Limit("site limit", "economic", standing_w, None, "site limit"))
         soon = now + timedelta(seconds=LEAD_S * self._speed)
         for budget in (*world.budgets, *world.branch_budgets):
-            if budget.region == view.name and budget.start <= soon and (budget.end is None or now < budget.end):
-                reason = budget.reason or f"event {budget.event_id}"
+            if budget.region == view.name and budget.start <= soon and not budget.is_over(now):
                 limit_w = budget.limit_w if budget.branch is not None else min(budget.limit_w, standing_w)
-                last = (budget.end, reason, budget.branch, budget.recovery_s or 0.0)
+                last = (budget.end, budget.why, budget.branch, budget.recovery_s or 0.0)
                 limits.append(Limit(_key(budget), "event", limit_w, *last))
         return limits
 
@@ -252,9 +251,7 @@ class CapLoop:
         """Caps of events that have ended a short while ago: each stays until its own turn to be let go of."""
         ended: dict[str, datetime] = {}
         for budget in (*world.budgets, *world.branch_budgets):
-            if budget.region != view.name or budget.end is None or not budget.recovery_s:
-                continue
-            if budget.end <= now < budget.end + timedelta(seconds=budget.recovery_s):
+            if budget.region == view.name and budget.end is not None and budget.way_back(now) is not None:
                 ended[_key(budget)] = budget.end
         wishes = []
         for wish in coming_back(nodes, jobs, ended) if ended else ():
