@@ -7,7 +7,6 @@ memory lift nothing; a list without an event does, when it is given twice. It kn
 import json
 import logging
 import random
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,13 +21,13 @@ from dispatcher.dr.model import DrEvent, Message, Notes, Refused
 from dispatcher.dr.openadr2 import read
 from dispatcher.dr.safe_xml import Element
 from dispatcher.dr.timing import Duration, parse_duration
+from dispatcher.dr.ven import BACK_OFF_MOST_S, GONE_S, JITTER, REST_S, Intake, Settings, Ven
 from dispatcher.dr.ven2_answers import absent, changed, ended_by_status, is_live, released, reply, standing, wants_answer
 from dispatcher.dr.ven2_client import LIMITS, Vtn2Client, VtnRefused
 from dispatcher.dr.ven2_messages import NOT_REGISTERED, Registration, Reply, request_id_of
 from dispatcher.dr.ven2_outbox import Outbox2
-from dispatcher.dr.ven3 import BACK_OFF_MOST_S, BACK_OFF_S, FAST_S, GONE_S, JITTER, Intake, Settings
 from dispatcher.dr.ven3_reports import NothingKnown, Readings
-from dispatcher.dr.ven3_state import VenState, alarms_of
+from dispatcher.dr.ven3_state import alarms_of
 from dispatcher.dr.vtn_client import VtnError
 from dispatcher.errors import StoreUnavailable
 
@@ -44,8 +43,6 @@ MESSAGES = 50
 LEAST_POLL_S, MOST_POLL_S = 1.0, 3600.0
 #: For how long, and how many of the odd things that it hears are told.
 ODD_FOR, ODD_MOST = timedelta(hours=1), 20
-#: How long reports rest after something that should not happen, seconds.
-_REST_S = 60.0
 
 
 class Intake2(Intake, Protocol):
@@ -60,7 +57,7 @@ class _Unknown(Exception):
     """The VTN does not know us, or wants us to register again."""
 
 
-class Ven2:
+class Ven2(Ven):
     """The VEN of one ``[[event_source]]`` with protocol openadr-2.0b, in a thread of its own between `start` and `stop`.
 
     Making one raises ConfigError, and StoreUnavailable.
@@ -76,50 +73,29 @@ class Ven2:
         readings: Readings | None = None,
         client: Vtn2Client | None = None,
     ) -> None:
-        self.source = source
-        self._intake, self._settings, self._clock = intake, settings, clock
-        self._client = client or Vtn2Client(source, now=clock.now, limits=LIMITS)
-        self._name = source.ven_name or f"gridshift-{source.name}"
+        made = client or Vtn2Client(source, now=clock.now, limits=LIMITS)
+        super().__init__(source, intake, settings, clock, made)
+        self._intake: Intake2 = intake
+        self._client: Vtn2Client = made
         self._floor_w = source.terms().floor_w
         self._key = f"openadr2.ven.{source.name}"
         self._known, self._lost = _kept(settings.setting(self._key))
         self._registered = self._known is not None
-        self._outbox = Outbox2(source.name, source.site or self._name, readings or NothingKnown(), self._client, settings)
+        self._outbox: Outbox2 = Outbox2(
+            source.name, source.site or self._name, readings or NothingKnown(), self._client, settings
+        )
         self._list_due = True
         self._listed_at = float("-inf")
         self._gone: dict[str, datetime] = {}
         # Both may have been away, so a start counts as a failure.
-        self._failed_at = self._started_at = clock.now()
+        self._failed_at = self._started_at
         self._pending: dict[str, Reply] = {}
         self._said: dict[str, Reply] = {}
         self._answer_problem: str | None = None
         self._odd: dict[str, datetime] = {}
         self._no_list: str | None = None
-        self._lock, self._wake, self._stopping = threading.Lock(), threading.Event(), threading.Event()
-        self._thread: threading.Thread | None = None
-        self._state = VenState(
-            source.name, source.protocol, source.url, None, None, 0, "not polled yet", None, 0, (), None, "none", None, 0, 0,
-            None, None, (),
-        )  # fmt: skip
 
     # --- its thread -----------------------------------------------------------------------------------------------
-
-    def start(self) -> None:
-        """Poll from now on."""
-        self._thread = threading.Thread(target=self._run, name=f"ven-{self.source.name}", daemon=True)
-        self._thread.start()
-
-    def halt(self) -> None:
-        """Begin no more polls."""
-        self._stopping.set()
-        self._wake.set()
-
-    def stop(self, limit_s: float = 5.0) -> None:
-        """Poll no more; what is under way may finish for ``limit_s``."""
-        self.halt()
-        if self._thread is not None:
-            self._thread.join(limit_s)
-        self._client.close()
 
     def _run(self) -> None:
         next_poll = next_report = 0.0
@@ -137,7 +113,7 @@ class Ven2:
                     next_report = time.monotonic() + max(0.5, self.report())
                 except Exception:
                     log.exception("reports of event source %s cannot be sent", self.source.name)
-                    next_report = time.monotonic() + _REST_S
+                    next_report = time.monotonic() + REST_S
             self._wake.wait(max(0.0, min(next_poll, next_report) - time.monotonic()))
 
     # --- one poll -------------------------------------------------------------------------------------------------
@@ -231,7 +207,7 @@ class Ven2:
     def _check_clock(self) -> None:
         """With a clock that is off, a promise of seconds cannot be kept: then nothing new is taken, and nothing is lifted."""
         offset = self._client.offset_s
-        if offset is not None and self.source.response_s <= FAST_S and abs(offset) > self.source.max_skew_s:
+        if offset is not None and self._is_too_skewed():
             raise VtnError(
                 f"the VTN's clock and ours are {abs(offset):.0f} s apart, too far for a response within "
                 f"{self.source.response}: nothing new is taken until both keep time (what is held stays)"
@@ -395,12 +371,12 @@ class Ven2:
         """Send the reports that are due; returns for how many seconds there is none. It does not raise for what a VTN or a
         database does."""
         if not self._registered:
-            return _REST_S
+            return REST_S
         try:
             return self._outbox.send(self._ven_id, self._clock.now())
         except StoreUnavailable as error:
             log.warning("%s: %s", self.source.name, error)
-            return _REST_S
+            return REST_S
 
     def _good(self, now: datetime) -> None:
         if self._state.failures:
@@ -431,31 +407,9 @@ class Ven2:
             )
 
     def _failed(self, problem: str, now: datetime) -> None:
-        if self._state.problem != problem:
-            log.warning("event source %s: %s", self.source.name, problem)
         self._failed_at, self._list_due, self._gone = now, True, {}
         self._outbox.offer_again()  # a VTN that was away may have forgotten what it wanted to hear
-        with self._lock:
-            self._state = replace(
-                self._state, polled_at=now, failures=self._state.failures + 1, problem=problem, offset_s=self._client.offset_s
-            )
-
-    def _back_off_s(self, asked_s: float | None) -> float:
-        doubled = BACK_OFF_S * 2.0 ** min(self._state.failures - 1, 16)
-        # Who has promised seconds looks again within seconds.
-        most_s = max(self._pace_s, min(BACK_OFF_MOST_S, self.source.response_s))
-        return max(min(doubled, most_s) * random.uniform(1 - 2 * JITTER, 1.0), asked_s or 0.0)
-
-    def state(self) -> VenState:
-        """How it stands. Cheap."""
-        with self._lock:
-            state = self._state
-        return replace(
-            state,
-            reports_waiting=self._outbox.waiting,
-            reports_sent=self._outbox.sent_count,
-            report_problem=self._outbox.problem,
-        )
+        super()._failed(problem, now)
 
     def alarms(self, now: datetime) -> Iterator[tuple[str, str | None, str]]:
         """(key, region, sentence) of what an operator must know."""

@@ -7,90 +7,43 @@ only a release that the VTN confirms lifts a limit. It knows no store of events 
 import json
 import logging
 import random
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any
 
 from dispatcher.clock import Clock
 from dispatcher.config_events import EventSourceConfig
-from dispatcher.dr.ledger import Ledger
-from dispatcher.dr.model import Answer, DrEvent, Message, Segment, kw
+from dispatcher.dr.model import DrEvent, Message, Segment, kw
 from dispatcher.dr.openadr3 import V30, V31, Context, Dialect, programs_in, read
+from dispatcher.dr.ven import BACK_OFF_MOST_S, GONE_S, JITTER, REST_S, Intake, Settings, Ven
 from dispatcher.dr.ven3_enrol import Enrolment
 from dispatcher.dr.ven3_outbox import Outbox
 from dispatcher.dr.ven3_reports import NothingKnown, Readings, Teller
 from dispatcher.dr.ven3_rules import lifts, released, subscription_w
-from dispatcher.dr.ven3_state import FAILURES_TO_TELL, VenState, alarms_of
+from dispatcher.dr.ven3_state import FAILURES_TO_TELL, VenState
 from dispatcher.dr.vtn_client import Listing, Query, VtnClient, VtnError, path_of
 from dispatcher.errors import StoreUnavailable
 
 log = logging.getLogger(__name__)
 
-#: The first wait after a failure, and the longest, seconds; they double in between.
-BACK_OFF_S, BACK_OFF_MOST_S = 2.0, 60.0
-#: Waits differ by this share, so that many sites do not come at the same moment.
-JITTER = 0.1
 #: Between two looks at programs, at the registration and at the subscription, seconds.
 ENROL_EACH_S = 600.0
 #: Between two listings of all events, past ones too, where the VTN can leave those out, seconds.
 FULL_EACH_S = 3600.0
-#: A class of response this fast, in seconds, cannot be kept with a wrong clock.
-FAST_S = 30.0
-#: For how long a 404 that nobody announced must stand before it is a release, seconds.
-GONE_S = 5.0
 #: Events asked for by id in one poll, and notices that wait for one.
 ASKED_AT_ONCE, NOTICES = 100, 16
 #: Between two polls, however many callbacks come, seconds.
 LEAST_S = 1.0
 #: Events handed over at once; a reader takes no more than so many.
 _AT_ONCE = 1000
-#: How long reports rest after something that should not happen, seconds.
-_REST_S = 60.0
 #: The id under which the limit for times of silence is held.
 FALLBACK = "fallback-of-gridshift"
 
 
-class Intake(Protocol):
-    """What the VEN needs of `intake.EventIntake`."""
-
-    def context(self, source_name: str) -> Context:
-        """What a message is read against."""
-        ...
-
-    def take(
-        self,
-        source_name: str,
-        message: Message,
-        *,
-        complete_listing: bool = False,
-        message_id: str | None = None,
-        raw: str = "",
-    ) -> list[Answer]:
-        """Take a message durably."""
-        ...
-
-    def held(self, source_name: str) -> Ledger:
-        """Events as they are held."""
-        ...
-
-
-class Settings(Protocol):
-    """What the VEN needs of the store: small values that outlive the process."""
-
-    def setting(self, key: str) -> str | None:
-        """A value, or None."""
-        ...
-
-    def set_setting(self, key: str, value: str) -> "Future[None]":
-        """Store one."""
-        ...
-
-
-class Ven3:
+class Ven3(Ven):
     """The VEN of one ``[[event_source]]`` with an OpenADR 3 protocol, in a thread of its own between `start` and `stop`.
 
     ``callback_token`` is what the VTN must show when it calls back. Making one raises ConfigError, and StoreUnavailable.
@@ -108,51 +61,23 @@ class Ven3:
         client: VtnClient | None = None,
         enrol_each_s: float = ENROL_EACH_S,
     ) -> None:
-        self.source = source
+        super().__init__(source, intake, settings, clock, client or VtnClient(source, now=clock.now))
         self.callback_token = callback_token
-        self._intake, self._settings, self._clock = intake, settings, clock
         self._dialect: Dialect = V30 if source.protocol == "openadr-3.0" else V31
-        self._client = client or VtnClient(source, now=clock.now)
-        name = source.ven_name or f"gridshift-{source.name}"
-        teller = Teller(source.name, name, source.site or name, readings or NothingKnown(), self._dialect is V30)
-        self._outbox = Outbox(teller, self._client, settings)
-        self._enrolment = Enrolment(source, name, self._client, callback_token)
+        teller = Teller(source.name, self._name, source.site or self._name, readings or NothingKnown(), self._dialect is V30)
+        self._outbox: Outbox = Outbox(teller, self._client, settings)
+        self._enrolment = Enrolment(source, self._name, self._client, callback_token)
         self._enrol_each_s = enrol_each_s
-        self._lock = threading.Lock()
-        self._wake, self._stopping = threading.Event(), threading.Event()
-        self._thread: threading.Thread | None = None
         self._inbox_key = f"openadr3.inbox.{source.name}"
         self._inbox: list[dict[str, Any]] = _notices(settings.setting(self._inbox_key))
         self._programs: dict[str, dict[str, Any]] = {}
         self._gone: dict[str, datetime] = {}
         self._knows_active = self._dialect is V31
         self._enrolled_at = self._full_at = float("-inf")
-        self._started_at = clock.now()
         fallback = intake.held(source.name).get(FALLBACK)
         self._fallback_since = None if fallback is None or fallback.cancelled else fallback.received_at
-        self._state = VenState(
-            source.name, source.protocol, source.url, None, None, 0, "not polled yet", None, 0, (), None, "none", None, 0, 0,
-            None, None, (),
-        )  # fmt: skip
 
     # --- its thread -----------------------------------------------------------------------------------------------
-
-    def start(self) -> None:
-        """Poll from now on."""
-        self._thread = threading.Thread(target=self._run, name=f"ven-{self.source.name}", daemon=True)
-        self._thread.start()
-
-    def halt(self) -> None:
-        """Begin no more polls."""
-        self._stopping.set()
-        self._wake.set()
-
-    def stop(self, limit_s: float = 5.0) -> None:
-        """Poll no more; what is under way may finish for ``limit_s``."""
-        self.halt()
-        if self._thread is not None:
-            self._thread.join(limit_s)
-        self._client.close()
 
     def wake(self) -> None:
         """Poll at once."""
@@ -179,7 +104,7 @@ class Ven3:
                     reports_well = True
                 except Exception:
                     log.exception("reports of event source %s cannot be sent", self.source.name)
-                    next_report, reports_well = time.monotonic() + _REST_S, False
+                    next_report, reports_well = time.monotonic() + REST_S, False
             self._wake.wait(max(0.0, min(next_poll, next_report) - time.monotonic()))
 
     # --- one poll -------------------------------------------------------------------------------------------------
@@ -292,10 +217,6 @@ class Ven3:
                 f"the VTN's clock is {abs(offset):.0f} s {'ahead of' if offset > 0 else 'behind'} ours, too far for a response "
                 f"within {self.source.response}: nothing new is taken until both keep time (what is held stays)"
             )
-
-    def _is_too_skewed(self) -> bool:
-        offset = self._client.offset_s
-        return self.source.response_s <= FAST_S and offset is not None and abs(offset) > self.source.max_skew_s
 
     # --- what is not listed ---------------------------------------------------------------------------------------
 
@@ -425,7 +346,7 @@ class Ven3:
             self._outbox.send(now)
         except StoreUnavailable as error:
             log.warning("%s: %s", self.source.name, error)
-            return _REST_S
+            return REST_S
         return self._outbox.next_in_s(self._clock.now())
 
     def _good(self, found: Listing, events: int, now: datetime) -> None:
@@ -452,35 +373,9 @@ class Ven3:
                 notes=tuple(notes),
             )
 
-    def _failed(self, problem: str, now: datetime) -> None:
-        if self._state.problem != problem:
-            log.warning("event source %s: %s", self.source.name, problem)
-        with self._lock:
-            self._state = replace(
-                self._state, polled_at=now, failures=self._state.failures + 1, problem=problem, offset_s=self._client.offset_s
-            )
-
-    def _back_off_s(self, asked_s: float | None) -> float:
-        doubled = BACK_OFF_S * 2.0 ** min(self._state.failures - 1, 16)
-        # Who has promised seconds looks again within seconds.
-        most_s = max(self.source.poll_every_s, min(BACK_OFF_MOST_S, self.source.response_s))
-        wait_s = min(doubled, most_s) * random.uniform(1 - 2 * JITTER, 1.0)
-        return max(wait_s, asked_s or 0.0)
-
     def state(self) -> VenState:
         """How it stands. Cheap."""
-        with self._lock:
-            return replace(
-                self._state,
-                reports_waiting=self._outbox.waiting,
-                reports_sent=self._outbox.sent_count,
-                report_problem=self._outbox.problem,
-                fallback_since=self._fallback_since,
-            )
-
-    def alarms(self, now: datetime) -> Iterator[tuple[str, str | None, str]]:
-        """(key, region, sentence) of what an operator must know."""
-        return alarms_of(self.state(), self.source, self._started_at, now)
+        return replace(super().state(), fallback_since=self._fallback_since)
 
 
 def _text(value: object) -> str:

@@ -1,4 +1,4 @@
-"""How one OpenADR 3 VEN stands, for the API, the console and alarms. Pure."""
+"""How one VEN stands, for the API, the console and alarms. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -5,8 +5,9 @@ from datetime import datetime
 
 from dispatcher.clock import Clock
 from dispatcher.config_events import EventSourceConfig
+from dispatcher.dr.ven import Settings
 from dispatcher.dr.ven2 import Intake2, Ven2
-from dispatcher.dr.ven3 import Settings, Ven3
+from dispatcher.dr.ven3 import Ven3
 from dispatcher.dr.ven3_reports import Readings
 from dispatcher.dr.ven3_state import VenState
 

@@ -10,7 +10,7 @@ from dispatcher.dr.vtn_client import Limits
 from dispatcher.store import GridEventChange
 from dispatcher.store.memory import MemoryStore
 from tests.api.fake import REGIONS
-from tests.dr.ven3_site import Ahead, Known
+from tests.dr.ven3_site import Ahead, Known, limits_kw
 
 #: Short, so that a VTN which never answers costs a test half a second.
 LIMITS = Limits(connect_s=0.5, read_s=0.5, total_s=2.0, max_bytes=1 << 20)
@@ -52,9 +52,7 @@ class Site2:
     @property
     def limits_kw(self) -> list[float]:
         """The limits that are held from now on."""
-        now = self.clock.now()
-        events = [e for e in self.intake.held("utility").values() if not e.cancelled]
-        return sorted(s.limit_w / 1e3 for e in events for s in e.segments if s.end is None or s.end > now)
+        return limits_kw(self.intake.held("utility"), self.clock.now())
 
     @property
     def alarms(self) -> str:

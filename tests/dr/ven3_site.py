@@ -11,6 +11,7 @@ import pytest
 
 from dispatcher.config import Config
 from dispatcher.dr.intake import EventIntake
+from dispatcher.dr.ledger import Ledger
 from dispatcher.dr.ven3 import Ven3
 from dispatcher.dr.ven3_reports import Reading
 from dispatcher.dr.vtn_client import Limits, VtnClient
@@ -91,13 +92,17 @@ class Site:
     @property
     def limits_kw(self) -> list[float]:
         """The limits that are held from now on."""
-        now = self.clock.now()
-        events = [e for e in self.intake.held("utility").values() if not e.cancelled]
-        return sorted(s.limit_w / 1e3 for e in events for s in e.segments if s.end is None or s.end > now)
+        return limits_kw(self.intake.held("utility"), self.clock.now())
 
     @property
     def alarms(self) -> str:
         return "\n".join(sentence for _, _, sentence in self.ven.alarms(self.clock.now()))
+
+
+def limits_kw(held: Ledger, now: datetime) -> list[float]:
+    """The limits of events that are held, from now on, the lowest first."""
+    events = [event for event in held.values() if not event.cancelled]
+    return sorted(s.limit_w / 1e3 for event in events for s in event.segments if s.end is None or s.end > now)
 
 
 def now_s() -> float:

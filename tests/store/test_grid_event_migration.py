@@ -3,31 +3,25 @@
 from typing import Any
 
 import pytest
-from alembic import command
 from sqlalchemy import text
 
 from dispatcher.store import GridEvent, GridStep
-from dispatcher.store.engine import database, make_engine
-from dispatcher.store.migrate import _config, upgrade
+from dispatcher.store.migrate import upgrade
 from dispatcher.store.sql import SqlStore
+from tests.store.old_database import at_revision, url_of
 from tests.store.store_samples import at
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def old_url(request: pytest.FixtureRequest, tmp_path: Any) -> str:
     """A database at revision 0006 with an event that is in force."""
-    url = f"sqlite:///{tmp_path}/old.db" if request.param == "sqlite" else request.getfixturevalue("empty_postgres_url")
-    engine = make_engine(database(url), create=True)
-    with engine.execution_options(write=True).begin() as connection:
-        config = _config()
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0006")
+    url = url_of(request, tmp_path)
+    with at_revision(url, "0006") as connection:
         columns = 'source, event_id, version, region, start, "end", limit_w, received_at, reason, cancelled, test'
         values = ":source, 'e', 3, 'north', :start, :end, 5000.0, :start, 'peak', :no, :no"
         given = {"source": "utility", "start": at(0), "end": at(60), "no": False}
         connection.execute(text(f"INSERT INTO grid_event ({columns}) VALUES ({values})"), given)
-    engine.dispose()
-    return str(url)
+    return url
 
 
 def test_an_event_in_force_stays_in_force(old_url: str) -> None:

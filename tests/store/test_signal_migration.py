@@ -4,28 +4,24 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from alembic import command
 from sqlalchemy import bindparam, text
 
 from dispatcher.store.engine import database, make_engine
-from dispatcher.store.migrate import _config, upgrade
+from dispatcher.store.migrate import upgrade
 from signals.memory_store import MemorySignalStore
 from signals.points import Kind, Quality, SignalPoint
 from signals.store import SignalStore, UTCDateTime
 from tests.signals.samples import DAY, HOUR, T0, at, point
+from tests.store.old_database import at_revision, url_of
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def old_url(request: pytest.FixtureRequest, tmp_path: Any) -> str:
     """A database at revision 0001."""
-    url = f"sqlite:///{tmp_path}/old.db" if request.param == "sqlite" else request.getfixturevalue("empty_postgres_url")
-    engine = make_engine(database(url), create=True)
-    with engine.execution_options(write=True).begin() as connection:
-        config = _config()
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0001")
-    engine.dispose()
-    return str(url)
+    url = url_of(request, tmp_path)
+    with at_revision(url, "0001"):
+        pass
+    return url
 
 
 def history() -> list[SignalPoint]:
