@@ -135,16 +135,16 @@ def start_all(rays: Iterable[LocalRay], say: Console) -> None:
         ray.start()
 
 
-def probe(rays: Iterable[LocalRay]) -> float:
-    """Wall s that the clusters take to run some jobs that do next to nothing, all at once. Raises GridshiftError where one
-    fails, or none ends in time."""
+def probe(rays: Iterable[LocalRay], each: int = PROBES) -> float:
+    """Wall s that the clusters take to run so many jobs ``each`` that do next to nothing, all at once. Raises GridshiftError
+    where one fails, or none ends in time."""
     began = time.monotonic()
     waiting = []
     body = {"entrypoint": f"{sys.executable} -c 'import requests'"}
     with requests.Session() as http:
         http.trust_env = False
         for ray in rays:
-            for _ in range(PROBES):
+            for _ in range(each):
                 answer = http.post(f"{ray.address}/api/jobs/", json=body, timeout=60)
                 answer.raise_for_status()
                 waiting.append(f"{ray.address}/api/jobs/{answer.json()['submission_id']}")
