@@ -186,13 +186,11 @@ def _concave(watts: Floats, speed: Floats) -> Floats:
     raised = speed.copy()
     x, y = watts[at], speed[at]
     best = y.copy()
-    points = x.shape[1]
-    for i in range(points - 2):
-        for j in range(i + 2, points):
-            span = x[:, j] - x[:, i]
-            for k in range(i + 1, j):
-                part = np.where(span > 0, (x[:, k] - x[:, i]) / np.where(span > 0, span, 1.0), 0.0)
-                np.maximum(best[:, k], y[:, i] + part * (y[:, j] - y[:, i]), out=best[:, k])
+    for k in range(1, x.shape[1] - 1):
+        (x0, y0), (x1, y1) = ((of[:, :k, None] for of in (x, y)), (of[:, None, k + 1 :] for of in (x, y)))
+        span = x1 - x0
+        part = np.where(span > 0, (x[:, k, None, None] - x0) / np.where(span > 0, span, 1.0), 0.0)
+        best[:, k] = np.maximum(best[:, k], (y0 + part * (y1 - y0)).max(axis=(1, 2)))
     raised[at] = best
     return raised
 
