@@ -20,7 +20,8 @@ def the_event(client: Client, event_id: str, source: str | None) -> dict[str, An
     """The event with that id, of ``source`` where several have one."""
     from dispatcher.client import GridshiftApiError
 
-    found = [e for e in client.get_json("/v1/events")["events"] if e["event_id"] == event_id and source in (None, e["source"])]
+    told = client.get_json("/v1/events", {"event_id": event_id})["events"]
+    found = [e for e in told if e["event_id"] == event_id and source in (None, e["source"])]
     if not found:
         raise GridshiftApiError(f"there is no event {event_id}" + (f" from {source}" if source else ""), 404)
     if len(found) > 1:

@@ -34,6 +34,7 @@ from dispatcher.config_sections import (
 )
 from dispatcher.config_tariff import EnergyPeriodConfig, FeePeriodConfig, HoursConfig, TariffConfig
 from dispatcher.config_text import Location, dotted, key_lines, line_of
+from dispatcher.config_trigger import TriggerConfig, trigger_problems
 from dispatcher.errors import ConfigError
 from dispatcher.shifts import shift_windows
 from policies.world import Settings
@@ -53,6 +54,7 @@ __all__ = [
     "ServerConfig",
     "ShiftConfig",
     "TeamConfig",
+    "TriggerConfig",
     "WebhookConfig",
     "find",
     "load",
@@ -88,7 +90,8 @@ class Config(BaseSettings):
     shifts: list[ShiftConfig] = Field([], alias="shift")
     teams: list[TeamConfig] = Field([], alias="team")
     webhooks: list[WebhookConfig] = Field([], alias="webhook")
-    event_sources: list[EventSourceConfig] = Field([], alias="event_source")
+    senders: list[EventSourceConfig] = Field([], alias="event_source")
+    triggers: list[TriggerConfig] = Field([], alias="trigger")
     programmes: list[ProgrammeConfig] = Field([], alias="programme")
     agents: AgentsConfig = AgentsConfig()
     energy: EnergyConfig = EnergyConfig()
@@ -107,6 +110,11 @@ class Config(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Only `load` looks at an environment, and at the one it was given."""
         return (init_settings,)
+
+    @property
+    def event_sources(self) -> list[EventSourceConfig]:
+        """All that events come from by their terms: the senders that are configured, and our own triggers."""
+        return [*self.senders, *(trigger.source() for trigger in self.triggers)]
 
     @property
     def path(self) -> Path | None:
@@ -423,6 +431,7 @@ def _cross_checks(raw: Mapping[str, Any]) -> list[Problem]:
     for i, region in _tables(raw, "region"):
         problems += power_problems(region, i)
     problems += event_source_problems(raw)
+    problems += trigger_problems(raw)
     problems += programme_problems(raw)
     for location, feed in _feeds(raw):
         name, region = feed.get("feed"), raw["region"][location[1]]
@@ -472,6 +481,7 @@ def _known_keys(location: Location) -> list[str]:
         "team": TeamConfig,
         "webhook": WebhookConfig,
         "event_source": EventSourceConfig,
+        "trigger": TriggerConfig,
         "programme": ProgrammeConfig,
         "agents": AgentsConfig,
         "energy": EnergyConfig,

@@ -323,6 +323,41 @@ EXAMPLE = """\
 #secret_file = ""
 #secret_files = []
 
+# Prices that make events of our own, of the source "trigger NAME"; only published prices start or end one. "price-above" acts
+# from a price of above (the region's currency/MWh, as it is paid) until one below release (left out: above), for at least least
+# and at most longest; "price-highest" in the highest_hours dearest hours of a day, once all of it is known.
+#[[trigger]]
+#name = "spike"
+#region = "eu-west"
+#branch = "rack-1"
+#kind = "price-above"
+#above = 500.0
+#release = 400.0
+#least = "15m"
+#longest = "4h"
+# A share of reference_w (left out: of the load when the event is decided on), "cap = serving_floor_w" or "40 kW"; or limit_w, W.
+#limit = "-25% of baseline"
+#reference_w = 2000000.0
+#serving_floor_w = 300000.0
+#response = "10min"
+#ramp_s = 0.0
+#recovery_s = 900.0
+# When it may act, and how often and for how long in each "month" or "season" (the months without a break; else the year).
+#months = "jun-sep"
+#hours = [14, 20]
+#timezone = "Europe/Berlin"
+#max_events = 12
+#max_hours = 40.0
+#per = "season"
+# Recorded, and not acted on.
+#test = false
+#[[trigger]]
+#name = "dear-hours"
+#region = "eu-west"
+#kind = "price-highest"
+#highest_hours = 3
+#limit_w = 1000000.0
+
 # What demand response pays and costs, and how it is measured; for the events of the sources named ([[event_source]],
 # [[webhook]], or "api" for 'gridshift events create'). What the contract does not say is left out. Reports ('gridshift events
 # report') and what an event is worth, told before it begins, go by it.
@@ -350,8 +385,9 @@ EXAMPLE = """\
 #max_event_hours = 4.0
 #max_events = 10
 #max_hours = 60.0
-# "10-in-10", "5-in-10", "4-in-5", "15-in-20" (past days), "meter-before" (events of up to 30 min) or "firm-service-level" (with
-# firm_service_level_w). Where the meter's history does not carry it, the next best is taken, and the report says so.
+# "10-in-10", "5-in-10", "4-in-5", "15-in-20" (past days), "meter-before" (events of up to 30 min), "plan" (the plan that stood
+# when notice came; it is told beside the others anyway) or "firm-service-level" (with firm_service_level_w). Where the data do
+# not carry it, the next best is taken, and the report says so.
 #baseline = "10-in-10"
 # "multiplicative", "additive" or "none": by what the load was before the notice; the window ends so long before it.
 #adjustment = "multiplicative"

@@ -18,7 +18,7 @@ from signals.time_of_use import parse_months
 if TYPE_CHECKING:
     from dispatcher.verification.programme import Programme
 
-Method = Literal["10-in-10", "5-in-10", "4-in-5", "15-in-20", "meter-before", "firm-service-level"]
+Method = Literal["10-in-10", "5-in-10", "4-in-5", "15-in-20", "meter-before", "plan", "firm-service-level"]
 Adjust = Literal["multiplicative", "additive", "none"]
 
 
@@ -163,6 +163,7 @@ def programme_problems(raw: Mapping[str, Any]) -> Iterator[Problem]:
         for entry in _tables(raw, table)
         if isinstance(entry.get(key), str)
     }
+    known |= {f"trigger {one['name']}" for one in _tables(raw, "trigger") if isinstance(one.get("name"), str)}
     names: dict[str, int] = {}
     covered: dict[str, int] = {}
     for i, entry in enumerate(_tables(raw, "programme")):

@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 
 from dispatcher import status
 from dispatcher.api.services import AlarmStatus, Snapshot
+from dispatcher.before_events import BeforeEvents
 from dispatcher.clock import Clock
 from dispatcher.clusters import AttemptStatus, RayStatus
 from dispatcher.config import Config
@@ -30,6 +31,7 @@ from dispatcher.planning import NoPlanThere, PlanFailed, Planning
 from dispatcher.power.accounts import JobEnergy, turns
 from dispatcher.power.caps import CapLoop
 from dispatcher.power.energy import EnergyBook
+from dispatcher.power.hub import NodeLive
 from dispatcher.reconcile import (
     Books,
     Seen,
@@ -120,6 +122,7 @@ class Control:
         energy: EnergyBook | None = None,
         caps: CapLoop | None = None,
         freezes: Freezes | None = None,
+        nodes: Callable[[], Iterable[NodeLive]] = lambda: (),
         wall: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config, self.clock, self.store, self.book = config, clock, store, book
@@ -132,14 +135,20 @@ class Control:
         self.alarm_sources: list[Callable[[datetime], Iterable[tuple[str, str | None, str]]]] = []
         self.nudge: Callable[[], None] = lambda: None
         self.nudge_plan: Callable[[], None] = lambda: None
+        self.nudge_power: Callable[[], None] = lambda: None
         self.nudge_place: Callable[[], None] = lambda: None
         self.nudge_ingest: Callable[[], None] = lambda: None
         self.nudge_forecast: Callable[[], None] = lambda: None
         self._caps = caps
+        #: Who keeps what was expected without an event when notice of it comes; None where events are never measured.
+        self.before_events: BeforeEvents | None = None
         #: Who stops and wakes jobs where they run; None where nobody can.
         self.freezes = freezes
         around = (config, self.settings, store, book, self.regions)
-        self._around = WorldBuilder(*around, caps.points, caps.unheard) if caps is not None else WorldBuilder(*around)
+        if caps is not None:
+            self._around = WorldBuilder(*around, caps.points, caps.unheard, nodes)
+        else:
+            self._around = WorldBuilder(*around, nodes=nodes)
         self._standing = StandingPlan(planning)
         self._launching = Launching(
             regions=self.regions,
@@ -235,6 +244,10 @@ class Control:
         # 4. remember what was seen, for whoever asks
         self._note_alarms(actions, now)
         before, self._world = self._world, world
+        if self.before_events is not None:
+            self.before_events.look(before, world)
+        if before is None or (before.budgets, before.branch_budgets) != (world.budgets, world.branch_budgets):
+            self.nudge_power()  # caps for a new limit need not wait for the next second
         # 5. new limits ask for a new plan; jobs that came, for places in the plan that stands
         self._replan_where_needed(before, world)
 
@@ -592,6 +605,7 @@ class Control:
             or not self.regions[view.name].reachable()
             or view.max_jobs is not None
             or view.power_limit_w is not None
+            or view.branches
         ):
             return None
         if any(budget.region == view.name and not budget.is_over(world.now) for budget in world.budgets):

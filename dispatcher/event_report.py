@@ -22,7 +22,8 @@ from dispatcher.event_series import joined, series_of, spans_of_energy, usual_le
 from dispatcher.power.energy import EnergyBook
 from dispatcher.power.presence import Presence
 from dispatcher.power.site_meters import SiteMeters
-from dispatcher.store import GridEvent, GridEventChange, GridStep, Job, Store
+from dispatcher.store import BeforeEvent, GridEvent, GridEventChange, GridStep, Job, Store
+from dispatcher.stored_baselines import Later, jobs_since, stored_baselines
 from dispatcher.verification.baselines import (
     DAY_METHODS,
     SLOT_S,
@@ -378,6 +379,8 @@ class _Maker:
         terms = self._programme
         short = window.end - window.start <= _SHORT
         chosen = terms.baseline if terms is not None else "meter-before" if short else TEN_IN_TEN.name
+        kept = self._from.store.before_event(self._event.source, self._event.event_id)
+        plan, unshifted = stored_baselines(kept, window, around, self._later(kept, window))
         method = DAY_METHODS.get(chosen, TEN_IN_TEN)
         history = self._history(near, window, method)
         same_day = self._same_day()
@@ -396,18 +399,24 @@ class _Maker:
             rest: list[tuple[str, Refusable]] = [*by_days, before]
         else:
             chain = [before, *by_days] if chosen == "meter-before" else [*by_days, before]
+            chain = [plan, *chain] if chosen == "plan" else chain
             rest = chain[1:]
+        stored = [unshifted] if chosen == "plan" else [plan, unshifted]
         try:
             baseline, refused = first_that_holds(chain)
         except BaselineRefused as error:
-            return _none(str(error)), _reasons(chain), ()
-        beside = []
-        for _, other in rest:
-            try:
-                beside.append(other())
-            except BaselineRefused:
-                continue
-        return baseline, refused, tuple(one for one in beside if one.method != baseline.method)
+            baseline, refused, rest = _none(str(error)), _those_that_hold(chain)[1], []
+        beside, _ = _those_that_hold(rest)
+        beside_stored, missing = _those_that_hold(stored)
+        if kept is not None:  # of events from before anything was kept there is nothing to be said
+            refused = (*refused, *missing)
+        return baseline, refused, tuple(one for one in (*beside, *beside_stored) if one.method != baseline.method)
+
+    def _later(self, kept: BeforeEvent | None, window: EventWindow) -> Later:
+        if kept is None or (kept.plan_w is None and kept.unshifted_w is None):
+            return Later()
+        found = self._from.store.ray_jobs(JOBS_COVERED)
+        return jobs_since(self._from.store, self._from.energy, found, kept, self._event.region, self._region.pue, window)
 
     def _same_day(self) -> SameDay | None:
         terms = self._programme
@@ -493,6 +502,17 @@ def _on_one_grid(parts: Sequence[MeteredSeries]) -> list[MeteredSeries]:
     return made
 
 
+def _those_that_hold(methods: Iterable[tuple[str, Refusable]]) -> tuple[list[Baseline], tuple[tuple[str, str], ...]]:
+    """The baselines that the data carry, and why each of the others is refused."""
+    found, refused = [], []
+    for name, make in methods:
+        try:
+            found.append(make())
+        except BaselineRefused as error:
+            refused.append((name, str(error)))
+    return found, tuple(refused)
+
+
 def _none(why: str) -> Baseline:
     """No baseline: what was drawn can be told, and whether limits held; not what was delivered."""
     return Baseline(
@@ -502,13 +522,3 @@ def _none(why: str) -> Baseline:
         (why[:1].upper() + why[1:] + ".",),
         ("none holds, so nothing is told of a delivery",),
     )
-
-
-def _reasons(chain: Sequence[tuple[str, Refusable]]) -> tuple[tuple[str, str], ...]:
-    found = []
-    for name, make in chain:
-        try:
-            make()
-        except BaselineRefused as error:
-            found.append((name, str(error)))
-    return tuple(found)

@@ -30,6 +30,7 @@ from dispatcher.api.app import create_app, our_version
 from dispatcher.api.intake import IntakeProtocol
 from dispatcher.api.patience import allow_many_files
 from dispatcher.api.services import Snapshot
+from dispatcher.before_events import BeforeEvents
 from dispatcher.checkpoints import tidy
 from dispatcher.clock import Clock, ReplayClock, SystemClock
 from dispatcher.clusters.ray_http import RayCluster
@@ -38,6 +39,7 @@ from dispatcher.control import Control
 from dispatcher.dr.hints import Hints
 from dispatcher.dr.intake import EventIntake
 from dispatcher.dr.site_readings import SiteReadings
+from dispatcher.dr.trigger_watch import Triggers
 from dispatcher.dr.vens import Vens, make_vens
 from dispatcher.errors import ConfigError, GridshiftError, PackageRejected
 from dispatcher.flexibility import outlooks_of
@@ -290,6 +292,19 @@ def make_event_intake(config: Config, store: Store, control: Control, meters: Si
     return intake
 
 
+def make_before_events(config: Config, store: Store, control: Control, meters: SiteMeters) -> None:
+    """Have kept what was expected without an event when notice of it comes; not in a replay, where events are not measured."""
+    if config.replay is not None:
+        return
+
+    def measured(region: str, branch: str | None, at: datetime) -> float | None:
+        power = meters.site_power(region, at) if branch is None else meters.branch_power(region, branch, at)
+        return None if power.quality == "modelled" else power.value_w
+
+    control.before_events = BeforeEvents(config, store, measured)
+    control.loops.append(Loop("before events", 1.0, control.before_events.keep))
+
+
 def agent_tokens(secret: bytes) -> Callable[[str], str]:
     """Region -> the token that its agents are given."""
     return lambda region: hmac.new(secret, f"agents {region}".encode(), hashlib.sha256).hexdigest()
@@ -413,6 +428,7 @@ def run(config: Config, *, on_ready: Callable[[], None] = lambda: None) -> int:
             caps=caps,
             # In a replay time is pretended, and a job's processes know nothing of it.
             freezes=Freezes(hub, clock.now()) if config.replay is None else None,
+            nodes=hub.nodes,
             regions=regions,
             packages=LaunchPackages(packages),
             logs=FollowedLogs(follower),
@@ -437,6 +453,11 @@ def run(config: Config, *, on_ready: Callable[[], None] = lambda: None) -> int:
         stack.callback(meters.close)
         control.loops.append(Loop("meters", max(1.0, meters.period_s / clock.speed), meters.read_meters))
         event_intake = make_event_intake(config, store, control, meters)
+        make_before_events(config, store, control, meters)
+        if config.triggers:
+            triggers = Triggers(config.triggers, book, event_intake, store)
+            control.loops.append(Loop("triggers", max(0.5, 15.0 / clock.speed), triggers.look))
+            control.alarm_sources.append(triggers.alarms)
         hints = {s.name: Hints(s, event_intake, store, clock) for s in config.event_sources if s.protocol == "pointer"}
         for one in hints.values():
             control.alarm_sources.append(one.alarms)
@@ -464,10 +485,12 @@ def run(config: Config, *, on_ready: Callable[[], None] = lambda: None) -> int:
         control.loops.append(Loop("checkpoints", CHECKPOINTS_S, lambda _: log_tidied(tidy(sorted(roots), store.job))))
         control.loops.append(Loop("leader", 5.0, _leadership_check(leadership)))
         live = LiveLoops(
-            control.loops, clock, nudged={"control": 0.005, "plan": 0.5, "place": 0.005, "ingest": 0.5, "forecast": 0.5}
+            control.loops,
+            clock,
+            nudged={"control": 0.005, "plan": 0.5, "place": 0.005, "power": 0.1, "ingest": 0.5, "forecast": 0.5},
         )
         control.nudge, control.nudge_plan = (lambda: live.nudge("control")), (lambda: live.nudge("plan"))
-        control.nudge_place = lambda: live.nudge("place")
+        control.nudge_place, control.nudge_power = (lambda: live.nudge("place")), (lambda: live.nudge("power"))
         control.nudge_ingest, control.nudge_forecast = (lambda: live.nudge("ingest")), (lambda: live.nudge("forecast"))
         book.arrived = control.nudge_ingest
         control.start()

@@ -333,6 +333,13 @@ class SignalBook:
             return None
         return self._of_series(series, region, what, start, end, as_of)
 
+    def points(self, region: str, what: str, start: datetime, end: datetime, as_of: datetime) -> Sequence[SignalPoint] | None:
+        """What was known at ``as_of`` of the series that is in use, over ``[start, end)``; None where there is none."""
+        try:
+            return self._points_over(region, what, start, end, as_of)
+        except SignalError:  # told where the price is laid: a tariff in other money than the price that it follows
+            return None
+
     def _of_series(
         self, series: SlotSeries, region: str, what: str, start: datetime, end: datetime, as_of: datetime
     ) -> list[SignalPoint]:

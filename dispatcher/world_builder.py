@@ -5,6 +5,7 @@ Jobs are the control loop's; everything around them is put together here. Nothin
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -12,12 +13,15 @@ from dispatcher.config import Config, shift_windows
 from dispatcher.config_events import MAX_RECOVERY_S
 from dispatcher.dr.budgets import budgets_of
 from dispatcher.peaks import Peaks
+from dispatcher.power.hub import NodeLive
+from dispatcher.power.placements import Placements
 from dispatcher.regions import Region
 from dispatcher.signal_book import SignalBook
 from dispatcher.store import Attempt, Job, Store
 from policies.freezing import idle_w
 from policies.registry import quota
-from policies.world import PLACED, CapPoint, DemandCharge, JobView, Plan, RegionView, Settings, World
+from policies.room import LEAD_S
+from policies.world import PLACED, Budget, CapPoint, DemandCharge, JobView, Plan, RegionView, Settings, World
 
 #: Events that ended so long ago may still have load come back from them.
 MOST_BACK = timedelta(seconds=MAX_RECOVERY_S)
@@ -35,9 +39,16 @@ class WorldBuilder:
         regions: Mapping[str, Region],
         caps: Callable[[str], tuple[CapPoint, ...]] = lambda region: (),
         unheard: Callable[[str], bool] = lambda region: False,
+        nodes: Callable[[], Iterable[NodeLive]] = lambda: (),
     ) -> None:
-        """``caps`` tells the power caps that a region's GPUs can be given now, ``unheard`` whether that is not known yet."""
-        self._caps, self._unheard = caps, unheard
+        """``caps`` tells the power caps that a region's GPUs can be given now, ``unheard`` whether that is not known yet;
+        ``nodes`` are those that agents tell of."""
+        self._caps, self._unheard, self._nodes = caps, unheard, nodes
+        self._branches = {
+            region.name: {one.name: one.power_limit_w or None for one in region.branches} for region in config.regions
+        }
+        self._placements = Placements()
+        self._on_branches: dict[str, tuple[JobView, JobView]] = {}
         self._config, self._settings, self._store, self._book, self._regions = config, settings, store, book, regions
         tariffs = {region.name: region.tariff.tariff(region.name) for region in config.regions if region.tariff is not None}
         self._peaks = Peaks(tariffs, timedelta(seconds=settings.horizon_s))
@@ -51,9 +62,10 @@ class WorldBuilder:
         """The world at ``now``."""
         regions = self.region_views()
         budgets = budgets_of(self._store.grid_events(ended_after=now - MOST_BACK), self._sources, now)
+        regions, views = self._by_branch(regions, jobs, [one for one in budgets if one.branch is not None], now)
         return World(
             now=now,
-            jobs=tuple(jobs),
+            jobs=views,
             regions=regions,
             budgets=tuple(budget for budget in budgets if budget.branch is None),
             shifts=self._shift_windows(now),
@@ -62,6 +74,45 @@ class WorldBuilder:
             gates=self._gates(regions, now),
             branch_budgets=tuple(budget for budget in budgets if budget.branch is not None),
         )
+
+    def _by_branch(
+        self, regions: tuple[RegionView, ...], jobs: Sequence[JobView], budgets: Sequence[Budget], now: datetime
+    ) -> tuple[tuple[RegionView, ...], tuple[JobView, ...]]:
+        """The regions with their branches, and the jobs with their shares on them, where a branch has a limit now or soon."""
+        limits: dict[str, dict[str, float | None]] = {}
+        for name, standing in self._branches.items():
+            if any(limit_w is not None for limit_w in standing.values()):
+                limits[name] = dict(standing)
+        soon = now + timedelta(seconds=LEAD_S)
+        for budget in budgets:
+            near = budget.start <= soon and not budget.is_over(now)
+            if budget.branch is not None and (near or budget.way_back(now) is not None):
+                limits.setdefault(budget.region, dict(self._branches.get(budget.region, {}))).setdefault(budget.branch, None)
+        if not limits:
+            self._on_branches.clear()
+            return regions, tuple(jobs)
+        nodes = [*self._nodes()]
+        placed: dict[str, dict[str, JobView]] = {name: {} for name in limits}
+        for job in jobs:
+            if job.state in PLACED and job.region in placed:
+                placed[job.region][job.id] = job
+        told, shares = [], dict[str, Mapping[str, float]]()
+        for view in regions:
+            if (of_view := limits.get(view.name)) is not None:
+                there = self._placements.of(view.name, nodes, placed[view.name], of_view, pue=view.pue, gpus=view.gpus)
+                view = replace(view, branches=there.branches)
+                shares |= there.shares
+            told.append(view)
+        views = tuple(self._with_shares(job, shares[job.id]) if job.id in shares else job for job in jobs)
+        self._on_branches = {job_id: known for job_id, known in self._on_branches.items() if job_id in shares}
+        return tuple(told), views
+
+    def _with_shares(self, job: JobView, shares: Mapping[str, float]) -> JobView:
+        """A job with its shares on branches: the same value as long as nothing changes, for there may be thousands."""
+        known = self._on_branches.get(job.id)
+        if known is None or known[0] is not job or known[1].on_branches != shares:
+            known = self._on_branches[job.id] = (job, replace(job, on_branches=shares))
+        return known[1]
 
     def region_views(self) -> tuple[RegionView, ...]:
         """Each region as it is known this moment."""

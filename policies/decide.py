@@ -5,22 +5,22 @@ job starts later than its last safe moment, and nothing is done twice. It plans 
 stands in policies.turns.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
+from policies.branches import unlocated
 from policies.freezing import (
     FREEZE_EARLIER_S,
     NOT_WORTH_WAKING_S,
     freeze_max_s,
     freezes,
-    frozen_w,
     is_used_up,
     left_s,
     may_freeze,
     wake_margin_s,
     why_not,
 )
-from policies.room import SLACK, Room, drawn_w, least_w, rooms, running_w
+from policies.room import SLACK, Room, drawn_w, least_w, limits_on, rests_w, rooms, running_w
 from policies.sentences import hhmm, kw, span
 from policies.turns import (
     ASK_EARLIER_S,
@@ -68,18 +68,19 @@ def decide(world: World) -> list[Action]:
     for job in frozen:
         if job.id not in acted and is_used_up(job, world.now):
             act(job.id, Thaw(job.id, _stood_enough(job), used_up=True))
-            if (there := room.get(job.region or "")) is not None:
-                there.draw_w += _returns_w(there, job)
+            _run_on(room, job)
     placed: dict[str, list[JobView]] = {name: [] for name in room}
     for job in world.jobs:
         if job.state in PLACED and job.region in placed:
             placed[job.region].append(job)
     for region in room.values():
-        for action in meet_limit(region, placed[region.view.name], world, acted):
-            if isinstance(action, AskCheckpoint | Freeze):
-                act(action.job_id, action)
-            else:
-                actions.append(action)
+        for there in (*region.places, region):  # branches first: who gives way for one counts for the site too
+            here = placed[region.view.name] if there is region else there.here
+            for action in meet_limit(there, here, world, acted):
+                if isinstance(action, AskCheckpoint | Freeze):
+                    act(action.job_id, action)
+                else:
+                    actions.append(action)
     # 3. running jobs that the plan would rather have elsewhere, or later; and frozen ones that nothing keeps any more
     for job in world.jobs:
         if job.id in acted:
@@ -89,9 +90,9 @@ def decide(world: World) -> list[Action]:
         elif freezes(job) and (reason := plan_wants_freeze(job, _known_to_plan(job, world), world)) is not None:
             act(job.id, Freeze(job.id, reason))
     for job in sorted(frozen, key=lambda job: (-job.flex.priority, left_s(job, world.now), job.id)):
-        if job.id not in acted and (there := room.get(job.region or "")) is not None and _may_thaw(job, there, frozen, world):
-            act(job.id, Thaw(job.id, f"runs on in {there.view.name}: nothing keeps it frozen any more"))
-            there.draw_w += _returns_w(there, job)
+        if job.id not in acted and (home := room.get(job.region or "")) is not None and _may_thaw(job, home, frozen, world):
+            act(job.id, Thaw(job.id, f"runs on in {home.view.name}: nothing keeps it frozen any more"))
+            _run_on(room, job)
     # 4. launches, the most urgent first, so that the last room goes to whoever cannot wait
     waiting_jobs = [
         (last_safe_start(j, world), j) for j in world.jobs if j.state in WAITING and not j.held and j.id not in acted
@@ -102,9 +103,9 @@ def decide(world: World) -> list[Action]:
     for last, job in waiting_jobs:
         waiting = launch_or_hold(job, last, placements.get(job.id), world, room, unplaced.get(job.id))
         if isinstance(waiting, Launch):
-            there = room[waiting.region]
-            power_w = there.draw_of(job.flex.power_w, waiting.gpu_type, waiting.cap)
-            there.take(job.flex.gpus, power_w, gpu_type=waiting.gpu_type, flexible=job.flex.flexible)
+            home = room[waiting.region]
+            power_w = home.draw_of(job.flex.power_w, waiting.gpu_type, waiting.cap)
+            home.take(job.flex.gpus, power_w, gpu_type=waiting.gpu_type, flexible=job.flex.flexible)
         if waiting is not None:
             act(job.id, waiting)
     return actions
@@ -130,6 +131,13 @@ def _returns_w(room: Room, job: JobView) -> float:
     return max(0.0, running_w(room, job) - drawn_w(room, job)) * room.view.pue
 
 
+def _run_on(rooms_of: Mapping[str, Room], job: JobView) -> None:
+    """Count that a frozen job runs again, in its region and on its branches."""
+    home = rooms_of.get(job.region or "")
+    for there in (home, *home.places) if home is not None else ():
+        there.draw_w += _returns_w(there, job)
+
+
 def _returning_w(room: Room, frozen: Iterable[JobView], within_s: float, now: datetime) -> float:
     """What the frozen jobs of a region that must run on ``within_s`` from now will add by then, W at the meter."""
     return sum(
@@ -147,9 +155,15 @@ def _may_thaw(job: JobView, room: Room, frozen: Sequence[JobView], world: World)
     if gap_s is not None and gap_s > NOT_WORTH_WAKING_S:
         return False
     others = [one for one in frozen if one.id != job.id]
+    there = [place for place in room.places if place.share_of(job) > 0]
+    return all(_has_power_for(one, job, others, world.now) for one in (room, *there))
+
+
+def _has_power_for(room: Room, job: JobView, others: Sequence[JobView], now: datetime) -> bool:
+    """Whether a frozen job may run again as far as the limits on a region, or on a branch, go; ``others`` stand frozen too."""
     draw_w = room.staying_w + _returns_w(room, job)
-    draw_w += _returning_w(room, others, NOT_WORTH_WAKING_S, world.now)
-    limits = [budget.limit_w for budget in room.coming if (budget.start - world.now).total_seconds() <= NOT_WORTH_WAKING_S]
+    draw_w += _returning_w(room, others, NOT_WORTH_WAKING_S, now)
+    limits = [budget.limit_w for budget in room.coming if (budget.start - now).total_seconds() <= NOT_WORTH_WAKING_S]
     if room.limit_w is not None:
         limits.append(room.limit_w)
     if room.back_w is not None and room.draw_w + _returns_w(room, job) > room.back_w + SLACK:
@@ -161,10 +175,11 @@ def _may_thaw(job: JobView, room: Room, frozen: Sequence[JobView], world: World)
 
 
 def meet_limit(room: Room, here: Sequence[JobView], world: World, acted: Iterable[str] = ()) -> list[Action]:
-    """Pause or freeze what may be until the region is within its limit, cheapest loss first; say so when that is too little.
-    What power caps can do is left to them: only what they cannot take off is asked of anybody.
+    """Pause or freeze what may be until the region, or the branch, is within its limit, cheapest loss first; say so when that
+    is too little. What power caps can do is left to them: only what they cannot take off is asked of anybody.
 
-    ``here`` are the jobs placed there; those in ``acted`` are not asked (again).
+    ``here`` are the jobs placed there, or that may be; those in ``acted`` are not asked (again), nor is one of which nobody
+    tells that it is there: it could pause for nothing.
     """
     acted = acted if isinstance(acted, set) else set(acted)
     if room.view.unheard:
@@ -184,7 +199,7 @@ def meet_limit(room: Room, here: Sequence[JobView], world: World, acted: Iterabl
         if not may_ask(job, world):
             continue
         why = (
-            f"{room.view.name} may draw {kw(room.limit_w or 0.0)} ({room.limit_reason})"
+            f"{room.name} may draw {kw(room.limit_w or 0.0)} ({room.limit_reason})"
             if excess_w > 0
             else f"{room.view.name} keeps {room.kept_gpus:g} GPUs for serving"
         )
@@ -196,21 +211,25 @@ def meet_limit(room: Room, here: Sequence[JobView], world: World, acted: Iterabl
         actions.append(_give_way(job, why, world))
         excess_w -= _gives_w(room, job)
     if limited and excess_w > 0:
-        fixed = [job for job in here if not leaving(job) and not pausable_now(job) and not freezes(job)]
+        told = [job for job in here if room.is_told(job)]
+        fixed = [job for job in told if not leaving(job) and not pausable_now(job) and not freezes(job)]
         deaf = [job.id for job in candidates if not may_ask(job, world)]
         parts = [f"{'1 job' if len(fixed) == 1 else f'{len(fixed)} jobs'} there cannot be paused"] if fixed else []
         if deaf:
             names = ", ".join(deaf[:3]) + (f" and {len(deaf) - 3} more" if len(deaf) > 3 else "")
             parts.append(f"{names} did not answer when asked for a checkpoint")
-        parts += _unfrozen(here, world.now)
+        parts += _unfrozen(told, world.now)
+        if room.unlocated:
+            parts.append(unlocated(room))
         capped = "jobs capped as far as they accept and " if room.caps_w > 0 else ""
         what = " and ".join(parts) or "what draws there is not gridshift's to pause"
         sentence = (
-            f"by what its jobs are expected to draw {room.view.name} is {kw(excess_w)} above its limit of "
+            f"by what its jobs are expected to draw {room.name} is {kw(excess_w)} above its limit of "
             f"{kw(room.limit_w or 0.0)} ({room.limit_reason}) even with {capped}everything pausable paused: "
             f"{what}; cancelling jobs or raising the limit would meet it"
         )
-        actions.append(Alarm(limit_key(room.view.name), room.view.name, sentence))
+        branch = room.branch.name if room.branch is not None else None
+        actions.append(Alarm(limit_key(room.view.name, branch), room.view.name, sentence))
     return actions
 
 
@@ -230,13 +249,14 @@ def _unfrozen(here: Iterable[JobView], now: datetime) -> list[str]:
 def _gives_w(room: Room, job: JobView) -> float:
     """What a running job, capped as far as it accepts, no longer draws at the meter once it has given way, W."""
     power_w = least_w(room, job)
-    return (max(0.0, power_w - frozen_w(job)) if freezes(job) else power_w) * room.view.pue
+    return (max(0.0, power_w - rests_w(room, job)) if freezes(job) else power_w) * room.view.pue
 
 
 def _candidates(room: Room, here: Sequence[JobView], world: World, acted: set[str], when: datetime) -> list[JobView]:
     """Who may be asked to give way to the limits of ``when``, the cheapest first. One that would have to run on before the
     limit ends comes after its equals that stay away."""
-    found = [job for job in here if job.id not in acted and (pausable_now(job) or may_freeze(job, world.now))]
+    able = (job for job in here if pausable_now(job) or may_freeze(job, world.now))
+    found = [job for job in able if job.id not in acted and room.is_told(job)]
     end = _limit_end(room, world, when) if any(map(freezes, found)) else None
 
     def cost(job: JobView) -> tuple[int, int, float, str]:
@@ -250,10 +270,9 @@ def _candidates(room: Room, here: Sequence[JobView], world: World, acted: set[st
 
 def _limit_end(room: Room, world: World, when: datetime) -> datetime | None:
     """When the lowest limit in force at ``when`` ends; None for one that stands, or is open."""
-    name, standing_w = room.view.name, room.view.power_limit_w
-    mine = [b for b in world.budgets if b.region == name and b.holds(when)]
+    mine = [budget for budget in limits_on(room, world) if budget.holds(when)]
     lowest: Budget | None = min(mine, key=lambda b: b.limit_w, default=None)
-    if lowest is None or (standing_w is not None and standing_w <= lowest.limit_w):
+    if lowest is None or (room.standing_w is not None and room.standing_w <= lowest.limit_w):
         return None
     return lowest.end
 
@@ -271,7 +290,7 @@ def _before_they_return(room: Room, here: Sequence[JobView], world: World, acted
             continue
         over_w -= _gives_w(room, job)
         acted.add(job.id)
-        why = f"{room.view.name} may draw {kw(room.limit_w)} ({room.limit_reason}) and jobs that stand frozen must run on"
+        why = f"{room.name} may draw {kw(room.limit_w)} ({room.limit_reason}) and jobs that stand frozen must run on"
         actions.append(_give_way(job, why, world))
     return actions
 
@@ -297,7 +316,7 @@ def _prepare(room: Room, here: Sequence[JobView], world: World, acted: set[str])
         staying = [
             j for j in here if not leaving(j) and j.id not in acted and j.id not in asked and _left_s(j, world) > until_s
         ]
-        excess_w = sum(least_w(room, job) for job in staying) * room.view.pue + room.view.bypass_w - budget.limit_w
+        excess_w = sum(least_w(room, job) for job in staying) * room.view.pue + room.other_w - budget.limit_w
         excess_w += _returning_w(room, staying, until_s, world.now)
         for job in _candidates(room, staying, world, acted, budget.start):
             if excess_w <= 0:
@@ -308,7 +327,7 @@ def _prepare(room: Room, here: Sequence[JobView], world: World, acted: set[str])
             if until_s <= _lead_s(job):
                 asked.add(job.id)
                 limit = f"{kw(budget.limit_w)} from {hhmm(budget.start)} ({budget.why})"
-                actions.append(_give_way(job, f"{room.view.name} may draw {limit}", world))
+                actions.append(_give_way(job, f"{room.name} may draw {limit}", world))
     return actions
 
 

@@ -1,12 +1,14 @@
-"""What a region can still take at this moment: GPUs, jobs and power. Pure; a tick makes one a region and fills it."""
+"""What a region, or a branch of it, can still take at this moment: GPUs, jobs and power. Pure; a tick makes one a region and
+fills it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
+from policies.branches import arrives, no_place, unknown_share
 from policies.freezing import frozen_w
 from policies.sentences import hhmm, kw
-from policies.world import PLACED, Budget, Flexibility, JobState, JobView, RegionView, World
+from policies.world import PLACED, BranchView, Budget, Flexibility, JobState, JobView, RegionView, World
 
 #: Sums of floats are compared with this slack, in GPUs or W.
 SLACK = 1e-6
@@ -16,7 +18,7 @@ LEAD_S = 1800.0
 
 @dataclass
 class Room:
-    """One region's use and limits now; ``take`` counts what is launched in the same tick.
+    """One region's use and limits now, or one branch's (``branch``); ``take`` counts what is launched in the same tick.
 
     ``draw_w`` is at the meter: jobs' mean draw x PUE and what bypasses gridshift. ``leaving_w`` is the part of it that is being
     paused or stopped already (``leaving_gpus`` likewise), ``caps_w`` what power caps can take off the rest. ``limit_w`` is the
@@ -25,6 +27,11 @@ class Room:
     of flexible work (None: no bound), of which ``flexible_gpus`` are in use. ``pool_gpus`` and ``pool_w`` (at the meter) are in
     use by GPU type. ``now`` is the moment all this is of. ``back_w`` is what may be drawn so far on the way back from a limit
     that has ended (None: there is none), counted without caps; ``back_reason`` names it.
+
+    ``places`` are the rooms of a region's branches while one of them has a limit. On a branch a job counts with its share.
+    ``arriving_w`` and ``arriving_gpus`` are of jobs that have just been launched in the region and may appear there, ``here``
+    are the placed jobs that count there, and ``unlocated`` is how many of them do because no agent tells where they run: the
+    branches of which no agent tells share those in equal parts, ``blind_share`` each (0: agents tell of this one).
     """
 
     view: RegionView
@@ -46,6 +53,42 @@ class Room:
     now: datetime | None = None
     back_w: float | None = None
     back_reason: str = ""
+    branch: BranchView | None = None
+    places: tuple["Room", ...] = ()
+    arriving_w: float = 0.0
+    arriving_gpus: float = 0.0
+    here: list[JobView] = field(default_factory=list)
+    unlocated: int = 0
+    blind_share: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """What sentences call it."""
+        if self.branch is None:
+            return self.view.name
+        return f"branch {self.branch.name} of {self.view.name}" if self.branch.name else f"{self.view.name} off its branches"
+
+    @property
+    def standing_w(self) -> float | None:
+        """The limit that stands whatever is called for, W."""
+        return self.view.power_limit_w if self.branch is None else self.branch.power_limit_w
+
+    @property
+    def other_w(self) -> float:
+        """What draws here and is none of gridshift's jobs, W at the meter."""
+        return self.view.bypass_w if self.branch is None else self.branch.other_w
+
+    def share_of(self, job: JobView) -> float:
+        """The share of a placed job that counts here. On a branch of which no agent tells, its part of what is not known to be
+        elsewhere counts too: that is not nothing, and cannot be everywhere at once."""
+        if self.branch is None:
+            return 1.0
+        share = job.on_branches.get(self.branch.name, 0.0)
+        return share + self.blind_share * unknown_share(job) if self.blind_share else share
+
+    def is_told(self, job: JobView) -> bool:
+        """Whether a placed job of the region is known to be here."""
+        return self.branch is None or self.branch.name in job.on_branches
 
     def draw_of(self, power_w: float, gpu_type: str | None, cap: float) -> float:
         """What a job that states ``power_w`` draws at the GPU on that type under that cap, W."""
@@ -76,6 +119,7 @@ class Room:
         return not (
             (gpu_type is not None and self._pool_refusal(gpu_type, gpus, power_w))
             or (self.coming and self._coming_refusal(power_w, lead_s))
+            or (self.places and no_place(self, gpus, power_w, gpu_type=gpu_type, lead_s=lead_s))
         )
 
     def refusal(
@@ -87,10 +131,12 @@ class Room:
         gpu_type: str | None = None,
         gated: bool = False,
         lead_s: float = 0.0,
+        wherever: bool = False,
     ) -> str | None:
         """Why a job of that size and draw (at the GPU) has no room here now, or None when it has. With ``limits_only`` GPUs do
         not count: the cluster itself queues for them. With ``gated`` the policy's own bound on flexible work counts too. A
-        limit that begins within ``lead_s`` counts as one in force: what starts now would be asked to pause at once."""
+        limit that begins within ``lead_s`` counts as one in force: what starts now would be asked to pause at once. With
+        ``wherever`` it needs power on each branch on which it could land."""
         view = self.view
         if not view.reachable:
             return f"{view.name} does not answer"
@@ -112,7 +158,11 @@ class Room:
             return f"flexible work may use {self.gate:g} GPUs in {view.name} now, {used}"
         if gpu_type is not None and not limits_only and (full := self._pool_refusal(gpu_type, gpus, power_w)):
             return full
-        return self._coming_refusal(power_w, lead_s) if self.coming else None
+        if self.coming and (soon := self._coming_refusal(power_w, lead_s)):
+            return soon
+        if not self.places:
+            return None
+        return no_place(self, gpus, power_w, gpu_type=gpu_type, lead_s=lead_s, limits_only=limits_only, wherever=wherever)
 
     def _pool_refusal(self, gpu_type: str, gpus: float, power_w: float) -> str | None:
         view = self.view
@@ -147,6 +197,9 @@ class Room:
         if gpu_type is not None:
             self.pool_gpus[gpu_type] = self.pool_gpus.get(gpu_type, 0.0) + times * gpus
             self.pool_w[gpu_type] = self.pool_w.get(gpu_type, 0.0) + times * power_w * self.view.pue
+        for place in self.places:  # on which of them it lands is the cluster's to decide
+            place.arriving_w += times * power_w * self.view.pue
+            place.arriving_gpus += times * gpus
 
     @property
     def excess_w(self) -> float:
@@ -161,24 +214,30 @@ class Room:
     @property
     def excess_gpus(self) -> float:
         """GPUs in use that serving should have, and that are not leaving already; 0 when there are none."""
-        if self.view.gpus is None or self.kept_gpus <= 0:
+        if self.view.gpus is None or self.kept_gpus <= 0 or self.branch is not None:
             return 0.0
         return max(0.0, self.gpus_used - self.leaving_gpus - self.view.gpus + self.kept_gpus - SLACK)
 
 
 def limit_at(view: RegionView, budgets: Iterable[Budget], when: datetime) -> tuple[float | None, str]:
     """The lowest limit in force in a region at ``when`` (the strictest wins) and whose it is."""
-    limit, reason = view.power_limit_w, "site limit"
+    return _lowest(view.power_limit_w, "site limit", (b for b in budgets if b.region == view.name), when)
+
+
+def _lowest(limit: float | None, reason: str, budgets: Iterable[Budget], when: datetime) -> tuple[float | None, str]:
     for budget in budgets:
-        if budget.region == view.name and budget.holds(when) and (limit is None or budget.limit_w < limit):
+        if budget.holds(when) and (limit is None or budget.limit_w < limit):
             limit, reason = budget.limit_w, budget.why
     return limit, reason
 
 
 def coming_at(view: RegionView, budgets: Iterable[Budget], when: datetime) -> tuple[Budget, ...]:
     """The limits on a region that begin within LEAD_S after ``when``, the first one first."""
-    ahead = (b for b in budgets if b.region == view.name and 0 < (b.start - when).total_seconds() <= LEAD_S)
-    return tuple(sorted(ahead, key=lambda b: b.start))
+    return _ahead((b for b in budgets if b.region == view.name), when)
+
+
+def _ahead(budgets: Iterable[Budget], when: datetime) -> tuple[Budget, ...]:
+    return tuple(sorted((b for b in budgets if 0 < (b.start - when).total_seconds() <= LEAD_S), key=lambda b: b.start))
 
 
 def kept_at(view: RegionView, when: datetime) -> tuple[float, float]:
@@ -196,32 +255,56 @@ def empty_room(view: RegionView, budgets: Iterable[Budget], when: datetime, gate
     return Room(view, 0.0, 0, view.bypass_w, 0.0, limit_w, reason, coming, kept_gpus, kept_w, gate, now=when)
 
 
+def _branch_room(view: RegionView, branch: BranchView, budgets: Iterable[Budget], when: datetime) -> Room:
+    """A branch's room at ``when`` with nothing of gridshift's in it; ``budgets`` are its own."""
+    budgets = tuple(budgets)
+    limit_w, reason = _lowest(branch.power_limit_w, "branch limit", budgets, when)
+    coming = _ahead(budgets, when)
+    return Room(view, 0.0, 0, branch.other_w, 0.0, limit_w, reason, coming, now=when, branch=branch)
+
+
+def limits_on(room: Room, world: World) -> list[Budget]:
+    """The events' limits on a region, or on the branch that a room is of, whenever they hold."""
+    if room.branch is None:
+        return [budget for budget in world.budgets if budget.region == room.view.name]
+    place = (room.view.name, room.branch.name)
+    return [budget for budget in world.branch_budgets if (budget.region, budget.branch) == place]
+
+
 def drawn_w(room: Room, job: JobView) -> float:
     """What a placed job draws at the GPU, W; a frozen one goes on drawing some."""
-    return running_w(room, job) if job.frozen_at is None else frozen_w(job)
+    return running_w(room, job) if job.frozen_at is None else rests_w(room, job)
+
+
+def rests_w(room: Room, job: JobView) -> float:
+    """What a placed job draws at the GPU while it is frozen, W."""
+    return frozen_w(job) if room.branch is None else frozen_w(job) * room.share_of(job)
 
 
 def least_w(room: Room, job: JobView) -> float:
     """What a placed job draws at the GPU once it is capped as far as it accepts, W. Caps slow it down, so they come before it
     is paused; one that stands frozen draws what it draws."""
     power_w = drawn_w(room, job)
-    return power_w if job.capped_w is None or job.frozen_at is not None else min(power_w, job.capped_w)
+    if job.capped_w is None or job.frozen_at is not None:
+        return power_w
+    return min(power_w, job.capped_w if room.branch is None else job.capped_w * room.share_of(job))
 
 
 def running_w(room: Room, job: JobView) -> float:
     """What a placed job draws at the GPU while it works, W."""
     flex: Flexibility = job.flex
+    power_w = flex.power_w if room.branch is None else flex.power_w * room.share_of(job)
     if job.gpu_type is None and job.cap == 1.0:
-        return flex.power_w
-    return room.draw_of(flex.power_w, job.gpu_type, job.cap)
+        return power_w
+    return room.draw_of(power_w, job.gpu_type, job.cap)
 
 
 def _way_back(room: Room, world: World, paused_w: float) -> None:
-    """Note how far a region may have come back from limits that have ended: on a straight line from the limit to what all
-    draws that runs there, uncapped, or was paused there. All at once would be the next peak."""
-    view, whole_w = room.view, room.draw_w + paused_w
-    for budget in world.budgets:
-        share = budget.way_back(world.now) if budget.region == view.name else None
+    """Note how far a region, or a branch, may have come back from limits that have ended: on a straight line from the limit to
+    what all draws that runs there, uncapped, or was paused in the region. All at once would be the next peak."""
+    whole_w = room.draw_w + paused_w
+    for budget in limits_on(room, world):
+        share = budget.way_back(world.now)
         if share is None or whole_w <= budget.limit_w or budget.end is None or budget.recovery_s is None:
             continue
         back_w = budget.limit_w + (whole_w - budget.limit_w) * share
@@ -237,16 +320,62 @@ def rooms(world: World) -> dict[str, Room]:
         if job.state in PLACED and job.region is not None and (room := made.get(job.region)) is not None:
             power_w = drawn_w(room, job)
             room.take(job.flex.gpus, power_w, gpu_type=job.gpu_type, flexible=job.flex.flexible)
-            if job.pause_requested or job.cancel_requested:
-                room.leaving_w += power_w * room.view.pue
-                room.leaving_gpus += job.flex.gpus
-            elif job.capped_w is not None:
-                room.caps_w += (power_w - least_w(room, job)) * room.view.pue
-    if any(budget.way_back(world.now) is not None for budget in world.budgets):
+            _count(room, job, power_w)
+    for room in made.values():
+        if room.view.branches:
+            _add_places(room, world)
+    if any(budget.way_back(world.now) is not None for budget in (*world.budgets, *world.branch_budgets)):
         paused_w = dict.fromkeys(made, 0.0)
         for job in world.jobs:
             if job.state is JobState.PAUSED and job.region in made:
                 paused_w[job.region] += running_w(made[job.region], job) * made[job.region].view.pue
         for room in made.values():
-            _way_back(room, world, paused_w[room.view.name])
+            for one in (room, *room.places):
+                _way_back(one, world, paused_w[room.view.name])
     return made
+
+
+def _count(room: Room, job: JobView, power_w: float) -> None:
+    """Note what of a placed job's draw goes away, or can."""
+    if job.pause_requested or job.cancel_requested:
+        room.leaving_w += power_w * room.view.pue
+        room.leaving_gpus += job.flex.gpus
+    elif job.capped_w is not None:
+        room.caps_w += (power_w - least_w(room, job)) * room.view.pue
+
+
+def _add_places(room: Room, world: World) -> None:
+    """Give a region the rooms of its branches, filled with the shares of jobs that are there, or may be."""
+    view = room.view
+    mine = [budget for budget in world.branch_budgets if budget.region == view.name]
+    places = {
+        branch.name: _branch_room(view, branch, (one for one in mine if one.branch == branch.name), world.now)
+        for branch in view.branches
+    }
+    untold = [places[branch.name] for branch in view.branches if branch.gpus is None]
+    for place in untold:
+        place.blind_share = 1.0 / len(untold)
+    for job in world.jobs:
+        if job.state not in PLACED or job.region != view.name:
+            continue
+        unknown = unknown_share(job)
+        there = [places[name] for name in job.on_branches if name in places]
+        if unknown > SLACK:
+            there += [one for one in untold if not one.is_told(job)]
+        for place in there:
+            power_w = drawn_w(place, job)
+            place.here.append(job)
+            place.gpus_used += job.flex.gpus * place.share_of(job)
+            place.draw_w += power_w * view.pue
+            _count(place, job, power_w)
+            place.unlocated += unknown > SLACK and place.blind_share > 0
+        if unknown <= SLACK:
+            continue
+        if arrives(job, world.now):
+            for place in places.values():
+                if not place.blind_share:
+                    place.arriving_w += running_w(room, job) * unknown * view.pue
+                    place.arriving_gpus += job.flex.gpus * unknown
+        elif "" in places and not untold:
+            places[""].gpus_used += job.flex.gpus * unknown  # every branch's agents would have seen it by now
+    room.places = tuple(places.values())

@@ -53,9 +53,9 @@ def owners_wish(job: JobView, world: World) -> Action | None:
     return None
 
 
-def limit_key(region: str) -> str:
-    """The key of the alarm that a region's limit is not kept, whoever raises it."""
-    return f"limit {region}"
+def limit_key(region: str, branch: str | None = None) -> str:
+    """The key of the alarm that a limit of a region, or of one branch of it, is not kept, whoever raises it."""
+    return f"limit {region}" if branch is None else f"limit {region} {branch}"
 
 
 def may_ask(job: JobView, world: World) -> bool:
@@ -205,6 +205,7 @@ def launch_or_hold(
             gpu_type=placement.gpu_type,
             gated=True,
             lead_s=lead_s(job, world),
+            wherever=job.state is JobState.PAUSED,
         )
     if refusal is None:
         return Launch(job.id, placement.region, placement.reason, placement.gpu_type, placement.cap)

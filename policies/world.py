@@ -92,7 +92,9 @@ class JobView:
     as it was frozen before, ``frozen_w`` what it draws meanwhile at the GPU (None: not measured), ``cannot_freeze`` why it
     cannot be frozen where it runs (empty: it can; see policies.freezing). ``capped_w`` is what it draws at the GPU under the
     lowest caps that its tier accepts and that can be set where it runs (None: it cannot be capped, or that is not known).
-    ``run_now`` means its owner wants it to run whatever power costs; limits hold all the same.
+    ``run_now`` means its owner wants it to run whatever power costs; limits hold all the same. ``on_branches`` is the share of
+    its GPUs that lies on each branch of the region (that of "" on none), as far as agents tell: what is missing to 1 is not
+    known, and neither is anything while it is empty. It is told only where a branch has a limit.
     """
 
     id: str
@@ -122,6 +124,7 @@ class JobView:
     cannot_freeze: str = "nothing here can freeze it"
     capped_w: float | None = None
     run_now: bool = False
+    on_branches: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +175,19 @@ class Reserved:
 
 
 @dataclass(frozen=True, slots=True)
+class BranchView:
+    """One branch of a region's power tree (a row, rack or PDU; the name "" is for GPUs on no branch). ``power_limit_w`` is its
+    standing limit and ``other_w`` what GPUs there draw that run none of gridshift's jobs, or nobody knows whose, both in W at
+    the meter. ``gpus`` is how many GPUs agents tell of there; None: no agent does, and jobs of which nobody knows where they
+    run may be there."""
+
+    name: str
+    power_limit_w: float | None = None
+    other_w: float = 0.0
+    gpus: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RegionView:
     """One region as policies see it.
 
@@ -183,6 +199,7 @@ class RegionView:
     months of a demand charge, empty when the site has none. ``pools`` divide ``gpus`` by type (empty: all are alike), ``caps``
     are the power caps that can be set there besides none at all, ``reserved`` is what batch leaves to serving. ``unheard`` is
     True for some seconds after a start, until the agents there have told what they hold: caps of limits stand there meanwhile.
+    ``branches`` are all that are known while one of them has a limit, now or soon; else there are none.
     """
 
     name: str
@@ -203,6 +220,7 @@ class RegionView:
     caps: tuple[CapPoint, ...] = ()
     reserved: tuple[Reserved, ...] = ()
     unheard: bool = False
+    branches: tuple[BranchView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,7 +376,7 @@ class Plan:
 @dataclass(frozen=True, slots=True)
 class World:
     """Everything a decision may look at, as known at ``now``. ``budgets`` are those of whole sites, ``branch_budgets`` those of
-    their branches, which caps keep to. ``gates`` bound the GPUs that flexible work may use in a region
+    their branches, which plans know nothing of. ``gates`` bound the GPUs that flexible work may use in a region
     now (Policy.gate); a region without an entry has no such bound."""
 
     now: datetime

@@ -61,6 +61,8 @@ class Api:
         self._clock = clock
         self._kept: dict[tuple[str, tuple[tuple[str, str | int], ...]], tuple[float, Any]] = {}
         self._problem = self._address_problem()
+        #: Whether requests carry a token, which a link for a browser does not.
+        self.has_token = bool(token.strip())
         self._session = requests.Session()
         self._session.auth = _Bearer(token.strip())
         # A proxy of the environment cannot reach a control plane on this machine.
@@ -95,17 +97,27 @@ class Api:
             raise held[1]
         return held[1]
 
-    def act(self, path: str) -> Any:
-        """POST to ``path`` and return the JSON that comes back; what was remembered is forgotten. Raises ApiError."""
+    def act(self, path: str, body: Mapping[str, Any] | None = None, method: str = "POST") -> Any:
+        """Send ``body`` to ``path`` and return the JSON that comes back; what was remembered is forgotten. Raises ApiError."""
         self._kept.clear()
-        return self._call("POST", path, None)
+        return self._call(method, path, None, body)
 
-    def _call(self, method: str, path: str, params: Params | None) -> Any:
+    def ask(self, path: str) -> Any:
+        """The JSON at ``path`` as it is now, which is not remembered; from any thread. Raises ApiError."""
+        return self._call("GET", path, None)
+
+    def _call(self, method: str, path: str, params: Params | None, body_json: Mapping[str, Any] | None = None) -> Any:
         if self._problem is not None:
             raise self._problem
         try:
             with self._session.request(
-                method, self.address + path, params=params, timeout=TIMEOUT_S, allow_redirects=False, stream=True
+                method,
+                self.address + path,
+                params=params,
+                json=body_json,
+                timeout=TIMEOUT_S,
+                allow_redirects=False,
+                stream=True,
             ) as response:
                 body = self._body(response)
         except requests.Timeout:

@@ -4,25 +4,22 @@ It speaks HTTP to the control plane at GRIDSHIFT_ADDRESS (token: GRIDSHIFT_TOKEN
 policies. Run it with ``streamlit run``, or through ui.launch.
 """
 
-import functools
-import logging
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from html import escape
-from typing import Any, ParamSpec
 
 import pandas as pd
 import streamlit as st
 
-from ui import charts, fleet, parts
-from ui.api import Api, ApiError, job_path
+from ui import charts, events_page, fleet, parts
+from ui.api import ApiError, job_path
+from ui.session import CHART_REPLAY_S, CHART_S, LIVE_S, api, look, read_or_say, state, understood
 from ui.words import ACTIVE, STATES, STYLE, UNKNOWN, Json, box, error_box, time_of
 
-#: Seconds between looks at what changes by itself; the chart changes slower, except in a replay.
-LIVE_S, CHART_S, CHART_REPLAY_S = 2.0, 10.0, 3.0
 #: Jobs of one state shown at once, and pages asked for when only one state is wanted.
 PAGE, PAGES_OF_ONE = 100, 3
+#: Events asked for.
+MOST_EVENTS = 200
 _DONE = {"cancel": "cancel requested", "pause": "pause requested", "resume": "resume requested"}
 _MEANS = {
     "cancel": "It ends for good, and is stopped where it runs; this cannot be undone.",
@@ -30,68 +27,21 @@ _MEANS = {
     "resume": "It goes on when the plan says its turn has come.",
 }
 
-log = logging.getLogger(__name__)
-state = st.session_state
-
-
-def api() -> Api:
-    """This browser session's connection."""
-    if "api" not in state:
-        state.api = Api(os.environ.get("GRIDSHIFT_ADDRESS") or "http://127.0.0.1:8700", os.environ.get("GRIDSHIFT_TOKEN", ""))
-    connection: Api = state.api
-    return connection
-
-
-def look() -> Json | ApiError:
-    """The control plane's status, or why there is none."""
-    try:
-        status: Json = api().read("/v1/status")
-        return status if status.get("now") else ApiError("its status names no time", "Do versions differ?", 500)
-    except ApiError as error:
-        return error
-
-
-def read_or_say(what: str, path: str, params: Mapping[str, str | int] | None = None, keep_s: float = 1.0) -> Any:
-    """The answer, or None after saying on the page what is unknown and why."""
-    try:
-        return api().read(path, params, keep_s)
-    except ApiError as error:
-        st.html(error_box(what, error.message, error.remedy))
-        return None
-
-
-P = ParamSpec("P")
-
-
-def understood(part: Callable[P, None]) -> Callable[P, None]:
-    """The part, with an answer of an unexpected shape told in its place: the rest of the page goes on."""
-
-    @functools.wraps(part)
-    def shown(*args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            part(*args, **kwargs)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            log.exception("a part of the page could not be shown")
-            remedy = "Check that console and control plane have the same version; the console's log says more."
-            st.html(error_box("This part", f"an answer was not understood ({type(error).__name__}: {error})", remedy))
-
-    return shown
-
-
 # --- parts that refresh themselves ----------------------------------------------------------------------------------
 
 
 @st.fragment(run_every=LIVE_S)
 @understood
-def top(was_up: bool) -> None:
-    """Header, alarms and counts; or, without a control plane, what to do. Redraws the whole page when that changes."""
+def top(was_up: bool, alarmed: bool = True) -> None:
+    """Header, alarms and counts (not on a page with alarms of its own); or, without a control plane, what to do. Redraws the
+    whole page when that changes."""
     status = look()
     if was_up == isinstance(status, ApiError):
         st.rerun()
     if isinstance(status, ApiError):
         st.html(parts.down(status.message, status.remedy, api().silence_s(), status.status))
         return
-    st.html(parts.header(status, api().address) + parts.alarms(status) + parts.counts(status))
+    st.html(parts.header(status, api().address) + (parts.alarms(status) + parts.counts(status) if alarmed else ""))
 
 
 @st.fragment(run_every=LIVE_S)
@@ -111,7 +61,7 @@ def grid_now() -> None:
         elif answer is not None:
             st.html(box("warn", "No region is configured: name your Ray clusters in <code>gridshift.toml</code>."))
     with right:
-        answer = read_or_say("Power budgets", "/v1/events", keep_s=2.0)
+        answer = read_or_say("Power budgets", "/v1/events", {"limit": MOST_EVENTS}, keep_s=2.0)
         if answer is not None:
             st.html(parts.events(answer["events"], now))
 
@@ -131,7 +81,7 @@ def plan_chart(keep_s: float) -> None:
     said = parts.plan_line(plan, now) if plan is not None else missing
     st.html("<div class='gs'><h3>Plan against price and carbon</h3></div>" + said + parts.legend(regions))
     signals = [s for r in regions for kind in ("price", "carbon") if (s := _signal(str(r["name"]), kind, keep_s)) is not None]
-    events = (read_or_say("Power budgets", "/v1/events", keep_s=keep_s) or {}).get("events") or ()
+    events = (read_or_say("Power budgets", "/v1/events", {"limit": MOST_EVENTS}, keep_s) or {}).get("events") or ()
     shown = charts.picture(plan, signals, events, regions, now)
     with st.container(gap=None):
         for key, pane in charts.draw(shown, parts.colours(regions)):
@@ -443,11 +393,17 @@ def page() -> None:
     st.html(STYLE)
     status = look()
     up = not isinstance(status, ApiError)
-    top(up)
+    wanted = str(st.query_params.get("page") or "")
+    wanted = wanted if wanted in ("fleet", "events") else ""
+    top(up, wanted != "events")
     if isinstance(status, ApiError):
         return
-    wanted = "fleet" if st.query_params.get("page") == "fleet" else ""
     st.html(fleet.tabs(wanted))
+    if wanted == "events":
+        events_page.show(CHART_REPLAY_S if status.get("replay") else CHART_S)
+        return
+    if linked := st.query_params.pop("job", ""):
+        _choose(str(linked))
     if wanted:
         fleet_energy()
         name = "Node, branch, region or job"

@@ -26,7 +26,7 @@ SIMULATED = '<span class="gs-badge gs-replay">SIMULATED</span>'
 
 def tabs(page: str) -> str:
     """Links between the pages, the present one in bold."""
-    pages = (("", "Jobs and plan"), ("fleet", "Fleet"))
+    pages = (("", "Jobs and plan"), ("events", "Demand response"), ("fleet", "Fleet"))
     links = [f"<b>{title}</b>" if name == page else f'<a href="?page={name}">{title}</a>' for name, title in pages]
     return f'<div class="gs gs-counts" role="navigation">{" · ".join(links)}</div>'
 

@@ -22,8 +22,9 @@ def command(address: str, port: int, token: str | None = None) -> tuple[list[str
         "server.runOnSave": "false",
         "browser.gatherUsageStats": "false",
         "browser.serverAddress": "127.0.0.1",
-        # Streamlit's own red is kept for alarms.
-        "theme.primaryColor": "#0072B2",
+        # Streamlit's own red is kept for alarms. A colour for both themes at once would leave the browser no choice of theme.
+        "theme.light.primaryColor": "#0072B2",
+        "theme.dark.primaryColor": "#0072B2",
         "client.toolbarMode": "viewer",
         "client.showErrorDetails": "none",
         "client.showErrorLinks": "false",

@@ -49,6 +49,12 @@ STYLE = """<style>
 .gs td.gs-when {font-variant-numeric: tabular-nums; white-space: nowrap}
 .gs td.gs-facts {white-space: nowrap; opacity: .72; width: 1%}
 .gs-keep, .gs td.gs-keep {white-space: nowrap}
+.gs td.gs-broad {min-width: 9.5rem}
+@media (max-width: 640px) {
+ .gs-stack thead, .gs-stack td br {display: none}
+ .gs-stack tr {display: block; border-bottom: 1px solid rgba(128,128,128,.3); padding: .35rem 0}
+ .gs-stack .gs td {display: block; border: 0; padding: .08rem 0}
+}
 .gs small {display: block; opacity: .72; font-size: .78rem}
 .gs-bar {height: .35rem; background: rgba(128,128,128,.28); border-radius: .2rem; margin-top: .2rem; min-width: 5rem}
 .gs-bar i {display: block; height: 100%; border-radius: .2rem; background: #0072b2}
@@ -146,14 +152,16 @@ def box(kind: str, body: str, role: str = "status") -> str:
     return f'<div class="gs gs-{kind}" role="{role}">{body}</div>'
 
 
-def table(head: Sequence[tuple[str, str]], rows: Iterable[Sequence[str]]) -> str:
-    """An HTML table; ``head`` holds (title, class), cells are HTML."""
+def table(head: Sequence[tuple[str, str]], rows: Iterable[Sequence[str]], stacks: bool = False) -> str:
+    """An HTML table; ``head`` holds (title, class), cells are HTML. With ``stacks`` the cells of a row stand below each other,
+    without titles, where the page is narrow."""
     titles = "".join(f'<th class="{cls}">{escape(title)}</th>' for title, cls in head)
     body = "".join(
         "<tr>" + "".join(f'<td class="{cls}">{cell}</td>' for cell, (_, cls) in zip(row, head, strict=True)) + "</tr>"
         for row in rows
     )
-    return f'<div class="gs gs-wide"><table><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>'
+    made = f'<div class="gs gs-wide"><table><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>'
+    return f'<div class="gs-stack">{made}</div>' if stacks else made
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> str:

@@ -15,6 +15,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from dispatcher.api.agents import AgentsApi
 from dispatcher.api.answers import Handler, Refused, error_response, guarded
 from dispatcher.api.auth import Auth
+from dispatcher.api.draws import Draws
+from dispatcher.api.event_list import EventList
 from dispatcher.api.event_reports import EventReports
 from dispatcher.api.fleet import FleetApi
 from dispatcher.api.grid_events import GridEvents
@@ -88,7 +90,7 @@ def create_app(services: Services) -> ASGIApp:
         ("GET", "/v1/fleet", fleet.fleet, "fleet"),
         ("GET", "/v1/energy", fleet.energy, "fleet"),
         ("GET", "/v1/signals", SignalsApi(services).get, "regions"),
-        ("GET", "/v1/events", v1.events, "events"),
+        ("GET", "/v1/events", EventList(services).list, "events"),
         ("POST", "/v1/events", v1.create_event, "events"),
         ("POST", "/v1/events/{source}/{event_id:path}/opt-out", v1.opt_out, "events"),
         ("DELETE", "/v1/events/{source}/{event_id:path}/opt-out", v1.opt_in, "events"),
@@ -101,6 +103,7 @@ def create_app(services: Services) -> ASGIApp:
         ("GET", "/v1/openadr3/callback", openadr3.echo, "events"),
         ("POST", "/v1/openadr3/callback", openadr3.notify, "events"),
         ("GET", "/v1/meters", meters.show, "meters"),
+        ("GET", "/v1/draw", Draws(services).get, "meters"),
         ("POST", "/v1/meters/{region}/{meter}", meters.push, "meters"),
         ("GET", "/v1/status", v1.status, "control plane"),
         ("GET", "/v1/savings", v1.savings, "control plane"),

@@ -191,15 +191,6 @@ class V1:
 
     # --- events ---------------------------------------------------------------------------------------------------
 
-    async def events(self, request: Request) -> Response:
-        """The latest version of every event, ended ones too."""
-
-        def read() -> list[dict[str, Any]]:
-            found = self._services.store.grid_events()
-            return [event_json(self._services, event, found) for event in found]
-
-        return json_response({"events": await in_thread(read)})
-
     async def create_event(self, request: Request) -> Response:
         """Limit a region's power: ``{event_id, region, branch?, limit_w, start?, end?|duration?, version?, reason?, test?}``.
 

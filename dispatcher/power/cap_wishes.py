@@ -422,8 +422,8 @@ def _told(
         until = f" until {hhmm(limit.ends_at)}" if limit.ends_at is not None else ""
         troubles.append(
             Trouble(
-                # A site's is the same trouble as what the control loop tells of this limit from what jobs state.
-                limit_key(view.name) if is_site else f"caps {limit.key} {short.name}",
+                # The same trouble as what the control loop tells of this limit from what jobs state.
+                limit_key(view.name) if is_site else limit_key(view.name, short.name),
                 view.name,
                 f"as measured {where} is {kw(short_w)} above its limit ({limit.reason}{until}) with every GPU at its lowest "
                 f"cap: {does}{more}",

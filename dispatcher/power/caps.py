@@ -9,7 +9,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -24,6 +24,7 @@ from dispatcher.power.cap_wishes import (
     Wish,
     as_they_stand,
     coming_back,
+    lease_id,
     on_limits,
     on_plan,
 )
@@ -59,6 +60,9 @@ TAKE_BACK, GIVE_AGAIN = 0.25, 0.02
 STAYS_S = 60.0
 #: For so long, wall s, a GPU that is not free keeps the jobs that were last seen on it: who is there is not told at every look.
 UNSEEN_S = 10.0
+#: For so long, wall s, an event's cap that is not needed any more stays: draws are noisy, and load that has only just come or
+#: gone may need it again at once.
+LET_GO_S = 10.0
 #: Wall s between two observations of one job.
 OBSERVE_S = 60.0
 #: For so long after a start, wall s, agents that were there before are waited for: they connect again within 13 s.
@@ -122,6 +126,8 @@ class CapLoop:
         self._observed: dict[str, float] = {}
         self._sent: dict[tuple[str, str], _Sent] = {}
         self._released: dict[tuple[str, str], float] = {}
+        #: Since when event leases are not needed, while their event goes on.
+        self._needless: dict[tuple[str, str], float] = {}
         #: Event leases that were wished for no more before their event was over.
         self._taken_back: set[tuple[str, str]] = set()
         self._moved_mono = -math.inf
@@ -195,12 +201,14 @@ class CapLoop:
             self._points = self._offered(nodes)
             wishes: list[Wish] = []
             troubles: list[Trouble] = []
+            events: dict[str, list[str]] = {}
             for view in world.regions:
                 here = nodes.get(view.name)
                 if not here:
                     continue  # without agents nothing can be capped; holding and pausing are the control loop's
                 limits, branches = self._limits(view, world, now), self._branches.get(view.name, {})
                 trust = self._trusted(view, here, limits)
+                events[view.name] = [one.key for one in limits if one.kind == "event"]
                 try:
                     made, told = on_limits(view, here, jobs, limits, branches, draws[view.name], self.learned, trust)
                     wishes += [*made, *on_plan(here, jobs, planned), *as_they_stand(here, jobs, limits, planned)]
@@ -212,7 +220,7 @@ class CapLoop:
                     sentence = f"the caps of {view.name} cannot be worked out ({error}); those that stand go on until they end"
                     troubles.append(Trouble(f"caps of {view.name}", view.name, sentence))
                     del nodes[view.name]
-            orders, releases = self._differences(wishes, nodes, now)
+            orders, releases = self._differences(wishes, nodes, now, self._lingering(wishes, nodes, jobs, events))
         if orders or releases:
             self._hub.order_caps(orders, releases).add_done_callback(self._answered)
         self._troubles = (*troubles, *self._not_enforced(nodes))
@@ -446,10 +454,36 @@ class CapLoop:
 
     # --- orders -------------------------------------------------------------------------------------------------------
 
+    def _lingering(
+        self,
+        wishes: Iterable[Wish],
+        nodes: Mapping[str, list[NodeLive]],
+        jobs: Mapping[str, JobView],
+        events: Mapping[str, Sequence[str]],
+    ) -> set[tuple[str, str]]:
+        """Leases of events in force (their keys, by region) that nobody wishes for, and that stay a while all the same: but not
+        on free GPUs, and not on work that is never to be capped."""
+        there = {(wish.node_id, wish.lease_id) for wish in wishes}
+        mono, since = self._mono(), self._needless
+        self._needless = {}
+        for region, keys in events.items():
+            for node in nodes.get(region, ()) if keys else ():
+                for gpu in node.gpus:
+                    if not gpu.jobs or any(job in jobs and not jobs[job].flex.may_be_slowed for job in gpu.jobs):
+                        continue
+                    for place in [(node.node_id, lease_id(key, gpu.uuid)) for key in keys]:
+                        if place not in there:
+                            self._needless[place] = since.get(place, mono)
+        return {key for key, at in self._needless.items() if mono - at < LET_GO_S}
+
     def _differences(
-        self, wishes: Iterable[Wish], nodes: Mapping[str, list[NodeLive]], now: datetime
+        self,
+        wishes: Iterable[Wish],
+        nodes: Mapping[str, list[NodeLive]],
+        now: datetime,
+        lingering: Set[tuple[str, str]] = frozenset(),
     ) -> tuple[list[CapOrder], list[Release]]:
-        """Orders for leases that do not stand as wished, releases of ours that nobody wishes for."""
+        """Orders for leases that do not stand as wished, releases of ours that nobody wishes for but those that linger."""
         mono = self._mono()
         live = {node.node_id: node for some in nodes.values() for node in some if node.connected}
         wanted = {(wish.node_id, wish.lease_id): wish for wish in wishes if wish.node_id in live}
@@ -476,7 +510,7 @@ class CapLoop:
             said = sent.error if sent is not None and sent.ok is not True else ""
             self._sent[key] = _Sent(wish, mono, before if again else (*before, now_told), error=said)
             orders.append(CapOrder(wish.lease_id, wish.kind, wish.node_id, wish.uuid, wish.limit_w, ttl_s, wish.reason))
-        gone = [key for key in self._sent if key not in wanted and key[0] in live]
+        gone = [key for key in self._sent if key not in wanted and key[0] in live and key not in lingering]
         for key in gone:
             ends_at = self._sent[key].wish.ends_at
             if ends_at is None or now < ends_at:
@@ -489,7 +523,7 @@ class CapLoop:
         for node_id, leases in standing.items():
             for name, lease in leases.items():
                 key = (node_id, name)
-                if lease.kind == "event" and (node_id, lease.uuid) in unclear:
+                if lease.kind == "event" and ((node_id, lease.uuid) in unclear or key in lingering):
                     continue
                 if lease.kind == "event" and lease.ends_at and node_id in doubting and key not in self._taken_back:
                     continue  # over by our clock alone, which may be the one that is wrong: it ends by itself

@@ -212,6 +212,36 @@ class GridEventChange:
 
 
 @dataclass(frozen=True, slots=True)
+class BeforeEvent:
+    """What a site was expected to draw without an event, kept once: when the first version of it came that binds.
+
+    ``notice_at`` is the receipt of that version, ``looked_at`` when jobs were last looked at before anything answered to it
+    (None: never), ``plan_made_at`` when the plan was made that stood then (None: none stood). ``plan_w`` is the draw by that
+    plan, ``unshifted_w`` what it would have been had each job that was there run on its arrival: means of slots of ``slot_s``
+    from ``start`` on, W at the meter; None, with ``plan_why`` and ``unshifted_why``, where it is not known. ``jobs`` of the
+    site are in it. ``measured_w`` is what the site drew at the look (None: not measured), ``other_w`` the part of it that was
+    no job's and counts throughout (None: not known, and not in it), ``job_share`` what jobs drew of what is expected of them.
+    ``notes`` say what is not in it, or less than sure."""
+
+    source: str
+    event_id: str
+    notice_at: datetime
+    looked_at: datetime | None
+    plan_made_at: datetime | None
+    start: datetime
+    slot_s: int
+    plan_w: tuple[float, ...] | None
+    plan_why: str
+    unshifted_w: tuple[float, ...] | None
+    unshifted_why: str
+    jobs: int
+    measured_w: float | None = None
+    other_w: float | None = None
+    job_share: float = 1.0
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Token:
     """An API token; only its SHA-256 (hex) is stored."""
 
@@ -326,6 +356,15 @@ class Store(Protocol):
     def grid_events(self, *, ended_after: datetime | None = None) -> list[GridEvent]:
         """Latest version of each event; with ``ended_after`` only those open, or ending after it. One that is cancelled has
         ended when that came."""
+        ...
+
+    def keep_before_event(self, kept: BeforeEvent) -> "Future[bool]":
+        """Keep what was expected without an event, for as long as the event; whether it is the first of this event. A later one
+        changes nothing."""
+        ...
+
+    def before_event(self, source: str, event_id: str) -> BeforeEvent | None:
+        """What was expected without an event when notice of it came; None where nothing was kept."""
         ...
 
     def add_token(self, token: Token) -> "Future[None]":

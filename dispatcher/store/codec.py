@@ -14,8 +14,16 @@ from typing import Any
 from sqlalchemy import Column, null
 
 from dispatcher.errors import BadInput
-from dispatcher.store import Attempt, GridEvent, GridEventChange, GridStep, Job, JobEvent, Request, Token
-from dispatcher.store.tables import API_TOKEN, ATTEMPT, GRID_EVENT, GRID_EVENT_CHANGE, JOB, JOB_EVENT
+from dispatcher.store import Attempt, BeforeEvent, GridEvent, GridEventChange, GridStep, Job, JobEvent, Request, Token
+from dispatcher.store.tables import (
+    API_TOKEN,
+    ATTEMPT,
+    GRID_EVENT,
+    GRID_EVENT_BEFORE,
+    GRID_EVENT_CHANGE,
+    JOB,
+    JOB_EVENT,
+)
 from policies.world import Flexibility, JobState, Pausable
 
 
@@ -29,6 +37,7 @@ ATTEMPT_COLUMNS = _columns(ATTEMPT, Attempt)
 EVENT_COLUMNS = _columns(JOB_EVENT, JobEvent)
 GRID_EVENT_COLUMNS = _columns(GRID_EVENT, GridEvent)
 GRID_EVENT_CHANGE_COLUMNS = _columns(GRID_EVENT_CHANGE, GridEventChange)
+BEFORE_EVENT_COLUMNS = _columns(GRID_EVENT_BEFORE, BeforeEvent)
 TOKEN_COLUMNS = _columns(API_TOKEN, Token)
 
 # The columns that are written, in this order; a new job's seq is known only in its transaction, so it stands last.
@@ -55,6 +64,7 @@ _read_flex_shared = attrgetter(*_FLEX_SHARED)
 _REQUEST_AT, _FLEX_AT, _STATE_AT = _JOB.index("request"), _JOB.index("flex"), _JOB.index("state")
 _STEPS_AT = [f.name for f in fields(GridEvent)].index("steps")
 _CHANGE_STEPS_AT = [f.name for f in fields(GridEventChange)].index("steps")
+_BEFORE = [f.name for f in fields(BeforeEvent)]
 _OLD_AT, _NEW_AT = EVENT_INSERT.index("old_state"), EVENT_INSERT.index("new_state")
 
 
@@ -213,3 +223,19 @@ def _steps_of(rows: Iterable[Sequence[Any]]) -> tuple[GridStep, ...]:
         GridStep(datetime.fromisoformat(start), None if end is None else datetime.fromisoformat(end), *rest)
         for start, end, *rest in rows
     )
+
+
+def before_event_values(kept: BeforeEvent) -> dict[str, Any]:
+    """The values of BEFORE_EVENT_COLUMNS by name."""
+    values = {name: getattr(kept, name) for name in _BEFORE}
+    for name in ("plan_w", "unshifted_w", "notes"):
+        values[name] = null() if values[name] is None else list(values[name])
+    return values
+
+
+def before_event_of(row: Sequence[Any]) -> BeforeEvent:
+    """What was kept, of a row of BEFORE_EVENT_COLUMNS."""
+    values = dict(zip(_BEFORE, row, strict=True))
+    for name in ("plan_w", "unshifted_w", "notes"):
+        values[name] = None if values[name] is None else tuple(values[name])
+    return BeforeEvent(**values)

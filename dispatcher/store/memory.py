@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import TypeVar
 
 from dispatcher.errors import AlreadyExists, GridshiftError, NotFound, StoreUnavailable
-from dispatcher.store import Attempt, Change, GridEvent, GridEventChange, Job, JobEvent, Page, Token
+from dispatcher.store import Attempt, BeforeEvent, Change, GridEvent, GridEventChange, Job, JobEvent, Page, Token
 from dispatcher.store.changes import Written, changed, checked_submission, storable, submitted
 from dispatcher.store.paging import CHANGES_KEPT, RECEIPTS_KEPT, check_limit, cursor_of, position_of
 from policies.world import ENDED, JobState
@@ -38,6 +38,7 @@ class MemoryStore:
         self._grid_held: dict[tuple[str, str], str] = {}
         self._grid_changes: dict[tuple[str, str], list[GridEventChange]] = {}
         self._grid_changes_noted = 0
+        self._before_events: dict[tuple[str, str], BeforeEvent] = {}
         self._receipts: dict[tuple[str, str], datetime] = {}
         self._tokens: dict[str, Token] = {}
         self._settings: dict[str, str] = {}
@@ -191,6 +192,15 @@ class MemoryStore:
         lines.append(replace(change, seq=self._grid_changes_noted))
         del lines[:-CHANGES_KEPT]
 
+    def keep_before_event(self, kept: BeforeEvent) -> "Future[bool]":
+        """See Store."""
+
+        def keep() -> bool:
+            new = storable(kept)
+            return self._before_events.setdefault((new.source, new.event_id), new) is new
+
+        return self._write(keep)
+
     def add_token(self, token: Token) -> "Future[None]":
         """See Store."""
 
@@ -314,6 +324,11 @@ class MemoryStore:
         """See Store."""
         with self._lock:
             return list(self._grid_changes.get((source, event_id), ()))
+
+    def before_event(self, source: str, event_id: str) -> BeforeEvent | None:
+        """See Store."""
+        with self._lock:
+            return self._before_events.get((source, event_id))
 
     def held_grid_events(self, source: str, since: datetime) -> dict[str, str]:
         """See Store."""

@@ -16,16 +16,19 @@ from sqlalchemy import Connection, and_, delete, func, insert, or_, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from dispatcher.errors import AlreadyExists, GridshiftError, NotFound, StoreUnavailable
-from dispatcher.store import Attempt, Change, GridEvent, GridEventChange, Job, JobEvent, Page, Token
+from dispatcher.store import Attempt, BeforeEvent, Change, GridEvent, GridEventChange, Job, JobEvent, Page, Token
 from dispatcher.store.changes import checked_submission, storable
 from dispatcher.store.codec import (
     ATTEMPT_COLUMNS,
+    BEFORE_EVENT_COLUMNS,
     EVENT_COLUMNS,
     GRID_EVENT_CHANGE_COLUMNS,
     GRID_EVENT_COLUMNS,
     JOB_COLUMNS,
     TOKEN_COLUMNS,
     attempt_of,
+    before_event_of,
+    before_event_values,
     event_of,
     grid_event_change_of,
     grid_event_change_values,
@@ -40,6 +43,7 @@ from dispatcher.store.tables import (
     API_TOKEN,
     ATTEMPT,
     GRID_EVENT,
+    GRID_EVENT_BEFORE,
     GRID_EVENT_CHANGE,
     JOB,
     JOB_EVENT,
@@ -208,6 +212,18 @@ class SqlStore:
         """See Store."""
         return self._call(lambda connection: _note_grid_event(connection, storable(change)))
 
+    def keep_before_event(self, kept: BeforeEvent) -> "Future[bool]":
+        """See Store."""
+
+        def keep(connection: Connection) -> bool:
+            new = storable(kept)
+            if connection.execute(_before(new.source, new.event_id)).first() is not None:
+                return False
+            connection.execute(insert(GRID_EVENT_BEFORE), before_event_values(new))
+            return True
+
+        return self._call(keep)
+
     def add_token(self, token: Token) -> "Future[None]":
         """See Store."""
 
@@ -331,6 +347,11 @@ class SqlStore:
         query = select(*GRID_EVENT_CHANGE_COLUMNS).where(line.source == source, line.event_id == event_id).order_by(line.seq)
         return [grid_event_change_of(row) for row in self._rows(query)]
 
+    def before_event(self, source: str, event_id: str) -> BeforeEvent | None:
+        """See Store."""
+        rows = self._rows(_before(source, event_id))
+        return before_event_of(rows[0]) if rows else None
+
     def held_grid_events(self, source: str, since: datetime) -> dict[str, str]:
         """See Store."""
         event = GRID_EVENT.c
@@ -355,6 +376,11 @@ class SqlStore:
 
 def _this(source: str, event_id: str) -> Any:
     return (GRID_EVENT.c.source == source) & (GRID_EVENT.c.event_id == event_id)
+
+
+def _before(source: str, event_id: str) -> Any:
+    kept = GRID_EVENT_BEFORE.c
+    return select(*BEFORE_EVENT_COLUMNS).where(kept.source == source, kept.event_id == event_id)
 
 
 def _note_grid_event(connection: Connection, change: GridEventChange) -> None:

@@ -207,6 +207,29 @@ class GridEventChangeRow(SQLModel, table=True):
     steps: Any = Field(sa_type=JSON, default=None, nullable=True)
 
 
+class BeforeEventRow(SQLModel, table=True):
+    """What a site was expected to draw without an event, as it was when notice of it came."""
+
+    __tablename__ = "grid_event_before"
+
+    source: str = Field(primary_key=True)
+    event_id: str = Field(primary_key=True)
+    notice_at: datetime = _time()
+    looked_at: datetime | None = _time(default=None)
+    plan_made_at: datetime | None = _time(default=None)
+    start: datetime = _time()
+    slot_s: int = Field(sa_type=BigInteger)
+    plan_w: Any = Field(sa_type=JSON, default=None, nullable=True)
+    plan_why: str
+    unshifted_w: Any = Field(sa_type=JSON, default=None, nullable=True)
+    unshifted_why: str
+    jobs: int = Field(sa_type=BigInteger)
+    measured_w: float | None = None
+    other_w: float | None = None
+    job_share: float
+    notes: Any = Field(sa_type=JSON)
+
+
 class WebhookReceiptRow(SQLModel, table=True):
     """A webhook message that was taken, so that its repetition is known."""
 
@@ -329,7 +352,7 @@ def _table(name: str) -> Table:
 
 JOB, ATTEMPT, JOB_EVENT = _table("job"), _table("attempt"), _table("job_event")
 GRID_EVENT, WEBHOOK_RECEIPT = _table("grid_event"), _table("webhook_receipt")
-GRID_EVENT_CHANGE = _table("grid_event_change")
+GRID_EVENT_CHANGE, GRID_EVENT_BEFORE = _table("grid_event_change"), _table("grid_event_before")
 API_TOKEN, SETTING = _table("api_token"), _table("setting")
 AGENT_NODE, METER_READING = _table("agent_node"), _table("meter_reading")
 ENERGY_MINUTE, ENERGY_HOUR = _table("energy_minute"), _table("energy_hour")

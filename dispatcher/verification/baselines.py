@@ -7,7 +7,7 @@ Formulas follow the public descriptions of the programmes; which programme wants
 programme's current manual decides.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
 
@@ -18,6 +18,8 @@ from dispatcher.verification.like_days import Calendar, EventWindow, Span, like_
 from dispatcher.verification.series import MIN_COVERAGE, Floats, MeteredSeries, aware, coverage, mean_w, resampled
 
 SLOT_S = 300.0
+#: Names of the two baselines that are kept when notice of an event comes.
+STORED_PLAN, COUNTERFACTUAL = "stored plan", "counterfactual schedule"
 
 
 class BaselineRefused(GridshiftError):
@@ -313,11 +315,34 @@ def firm_service_level(level_w: float) -> Baseline:
     return Baseline("firm service level", "California BIP", None, (told,), service_level_w=level_w)
 
 
+def stored_plan(
+    schedule: MeteredSeries,
+    window: EventWindow,
+    made_at: datetime,
+    *,
+    told: Sequence[str] = (),
+    flags: Sequence[str] = (),
+    over: Span | None = None,
+    step_s: float = SLOT_S,
+    min_coverage: float = MIN_COVERAGE,
+) -> Baseline:
+    """The draw by the plan that stood when notice of the event came, shifting and all: what the event itself changed is the
+    difference to it. ``told`` and ``flags`` say more of how it was made and of its weaknesses.
+
+    It must have been made before the notice: raises BaselineRefused ``made_after_notice`` or ``uncovered``.
+    """
+    method = (STORED_PLAN, "the plan that stood here before the notice")
+    first = f"The draw by the plan made at {aware('made_at', made_at):%Y-%m-%d %H:%M:%S} UTC, before the event was known."
+    return _as_stored(method, schedule, window, made_at, (first, *told), flags, over, step_s, min_coverage)
+
+
 def counterfactual(
     schedule: MeteredSeries,
     window: EventWindow,
     frozen_at: datetime,
     *,
+    told: Sequence[str] = (),
+    flags: Sequence[str] = (),
     over: Span | None = None,
     step_s: float = SLOT_S,
     min_coverage: float = MIN_COVERAGE,
@@ -325,25 +350,38 @@ def counterfactual(
     """A schedule of the load that would have run without any shifting, as computed beforehand.
 
     For a site that shifts load every day, past days are shaped by its own shifting; this is the honest figure beside the
-    meter's baseline. It must have been stored before the event was known: raises BaselineRefused ``made_after_notice`` or
+    meter's baseline. It must rest on nothing from after the notice: raises BaselineRefused ``made_after_notice`` or
     ``uncovered``.
     """
-    frozen_at = aware("frozen_at", frozen_at)
-    if frozen_at > window.known_at:
+    method = (COUNTERFACTUAL, "the jobs that were there, each run on arrival")
+    first = f"The load without any shifting, by what was known at {aware('frozen_at', frozen_at):%Y-%m-%d %H:%M:%S} UTC."
+    return _as_stored(method, schedule, window, frozen_at, (first, *told), flags, over, step_s, min_coverage)
+
+
+def _as_stored(
+    method: tuple[str, str],
+    schedule: MeteredSeries,
+    window: EventWindow,
+    made_at: datetime,
+    sentences: tuple[str, ...],
+    flags: Sequence[str],
+    over: Span | None,
+    step_s: float,
+    min_coverage: float,
+) -> Baseline:
+    # By the notice alone: where an event had begun before it was told of here, nothing of ours could answer to it sooner.
+    if made_at > window.notice_at:
         raise BaselineRefused(
             "made_after_notice",
-            f"the schedule was stored at {frozen_at.isoformat()}, after the event was known at {window.known_at.isoformat()}",
+            f"the schedule was made at {made_at.isoformat()}, after the event was known at {window.notice_at.isoformat()}",
         )
     share = coverage(schedule, window.start, window.end)
     if share < min_coverage:
         raise BaselineRefused("uncovered", f"the schedule covers {share:.0%} of the event; {min_coverage:.0%} are needed")
     covered = over or (window.start, window.end)
     series = resampled(schedule, covered[0], step_s, slots_in(covered, step_s))
-    told = f"The load planned without shifting, stored at {frozen_at:%Y-%m-%d %H:%M:%S} UTC, before the event was known."
-    flags = ("this is a model of the load, not a meter's history",)
-    return Baseline(
-        "counterfactual schedule", "this installation's stored plan", replace(series, basis="counterfactual"), (told,), flags
-    )
+    weak = ("this is a model of the load, not a meter's history", *flags)
+    return Baseline(method[0], method[1], replace(series, basis=method[0]), sentences, weak)
 
 
 Refusable = Callable[[], Baseline]

@@ -12,6 +12,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 
 from dispatcher.backtest.figures import COLOURS, Drawing, drawn, require
+from dispatcher.verification.baselines import STORED_PLAN
 from dispatcher.verification.event import EventReport
 from dispatcher.verification.export import Shown, shown
 from dispatcher.verification.series import Floats, MeteredSeries
@@ -80,6 +81,10 @@ def power(report: EventReport) -> Drawing:
                         fill=True, color=colour, alpha=0.3, lw=0, hatch=hatch, label=label,
                     )  # fmt: skip
             axes.stairs(base, edges, baseline=None, color=COLOURS["now"], lw=2, ls="--", label="expected without the event")
+        plan = np.zeros(0) if rows.plan is None or report.baseline.method == STORED_PLAN else _thinned(rows.plan)[1]
+        if plan.size:
+            axes.stairs(plan, edges, baseline=None, color=COLOURS["ink"], lw=1.4, ls=":",
+                        label="planned before the notice")  # fmt: skip
         if len(rows.metered) > _MOST:
             axes.stairs(high, edges, baseline=low, fill=True, color=COLOURS["cost"], alpha=0.25, lw=0)
         axes.stairs(mean, edges, baseline=None, color=COLOURS["cost"], lw=2, label="drawn, metered")
@@ -102,7 +107,7 @@ def power(report: EventReport) -> Drawing:
             part = MeteredSeries(start, rows.metered.step_s, np.where(gone, 1000.0, np.nan))
             axes.stairs(_thinned(part)[1], edges, fill=True, color=COLOURS["c3"], alpha=0.35, lw=0, hatch="....",
                         transform=axes.get_xaxis_transform(), label="not measured")  # fmt: skip
-        top = max([1.0, *(float(np.nanmax(one)) for one in (high, limit) if not np.isnan(one).all())])
+        top = max([1.0, *(float(np.nanmax(one)) for one in (high, limit, plan) if not np.isnan(one).all())])
         axes.set_ylim(0, top * 1.14)
         axes.set_title("kW at the meter" if report.metered.basis == "site meter" else f"kW ({report.metered.basis})")
         _clock(axes, report, rows)

@@ -50,12 +50,16 @@ class TierCost:
 
 @dataclass(frozen=True)
 class Beside:
-    """The delivery by another baseline: what that one would have said."""
+    """The delivery by another baseline: what that one would have said, with the weaknesses that it has (``flags``). ``series``
+    is that baseline itself; None where it measures no delivery."""
 
     method: str
     energy_kwh: float | None
     performance: float | None
     sentences: tuple[str, ...]
+    mean_w: float | None = None
+    flags: tuple[str, ...] = ()
+    series: MeteredSeries | None = None
 
 
 @dataclass(frozen=True)
@@ -90,3 +94,9 @@ class EventReport:
     jobs: tuple[TierCost, ...] = ()
     settlement: Settlement | None = None
     caveats: tuple[str, ...] = ()
+
+    def by(self, method: str) -> MeteredSeries | None:
+        """The expected draw by one method, whether it counts or stands beside; None where it is not among them."""
+        if self.baseline.method == method:
+            return self.baseline.series
+        return next((one.series for one in self.beside if one.method == method), None)

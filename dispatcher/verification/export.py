@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dispatcher.errors import BadInput
+from dispatcher.verification.baselines import STORED_PLAN
 from dispatcher.verification.delivered import AFTER
 from dispatcher.verification.event import EventReport
 from dispatcher.verification.holding import Compliance
@@ -16,7 +17,17 @@ from dispatcher.verification.obligations import target
 from dispatcher.verification.series import MeteredSeries, resampled
 
 SCHEMA = "gridshift.event-report/1"
-CSV_COLUMNS = ("slot_start_utc", "slot_s", "metered_w", "baseline_w", "limit_w", "judged", "delivered_w", "quality")
+CSV_COLUMNS = (
+    "slot_start_utc",
+    "slot_s",
+    "metered_w",
+    "baseline_w",
+    "limit_w",
+    "judged",
+    "delivered_w",
+    "quality",
+    "stored_plan_w",
+)
 #: How much is shown before the notice.
 BEFORE = timedelta(hours=1)
 
@@ -31,6 +42,7 @@ class Shown:
     limit: MeteredSeries
     judged: tuple[bool, ...]
     delivered: MeteredSeries | None
+    plan: MeteredSeries | None = None
 
 
 def shown(report: EventReport) -> Shown:
@@ -47,6 +59,8 @@ def shown(report: EventReport) -> Shown:
     start, count = metered.at(lead), max(0, stop - lead)
     own = resampled(metered, start, metered.step_s, count, 1.0)
     base = None if report.baseline.series is None else resampled(report.baseline.series, start, metered.step_s, count)
+    stored = report.by(STORED_PLAN)
+    plan = None if stored is None else resampled(stored, start, metered.step_s, count)
     limit, judged = np.full(count, np.nan), np.zeros(count, dtype=np.bool_)
     for one in report.owed:
         most = target(one, own, base)
@@ -59,7 +73,7 @@ def shown(report: EventReport) -> Shown:
         limit[max(0, a) : max(0, b)] = most.watts[max(0, a) : max(0, b)]
         judged[max(0, hold) : max(0, whole)] = True
     gone = None if base is None else replace(own, watts=base.watts - own.watts, estimated=own.estimated)
-    return Shown(own, base, MeteredSeries(start, own.step_s, limit), tuple(bool(one) for one in judged), gone)
+    return Shown(own, base, MeteredSeries(start, own.step_s, limit), tuple(bool(one) for one in judged), gone, plan)
 
 
 def to_csv(report: EventReport) -> str:
@@ -79,6 +93,7 @@ def to_csv(report: EventReport) -> str:
                 int(rows.judged[k]),
                 _w(rows.delivered, k),
                 rows.metered.quality(k),
+                _w(rows.plan, k),
             ]
         )
     return out.getvalue()

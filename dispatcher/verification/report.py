@@ -112,9 +112,17 @@ def _window_lengths(metered: MeteredSeries) -> tuple[float, ...]:
 
 def _beside(baseline: Baseline, metered: MeteredSeries, owed: Sequence[Held], interval_s: float) -> Beside:
     if baseline.series is None or not owed:
-        return Beside(baseline.method, None, None, baseline.sentences)
+        return Beside(baseline.method, None, None, baseline.sentences, flags=baseline.flags, series=baseline.series)
     made = delivered(metered, baseline.series, owed, None, interval_s)
-    return Beside(baseline.method, made.energy_kwh.value, made.performance, baseline.sentences)
+    return Beside(
+        method=baseline.method,
+        energy_kwh=made.energy_kwh.value,
+        performance=made.performance,
+        sentences=baseline.sentences,
+        mean_w=made.mean_w.value,
+        flags=baseline.flags,
+        series=baseline.series,
+    )
 
 
 def _outcome(report: EventReport) -> Outcome:

@@ -11,6 +11,7 @@ from zoneinfo import ZoneInfo
 
 from dispatcher.backtest.html import document
 from dispatcher.verification import drawings
+from dispatcher.verification.baselines import COUNTERFACTUAL, STORED_PLAN
 from dispatcher.verification.drawings import Drawing
 from dispatcher.verification.event import EventReport
 from dispatcher.verification.export import to_csv
@@ -325,6 +326,10 @@ def _method(report: EventReport) -> str:
         reasons = dict.fromkeys(why for _, why in base.passed_over)
         days = (f"{why}: {', '.join(f'{day}' for day, own in base.passed_over if own == why)}" for why in reasons)
         facts.append(("Days passed over", "; ".join(days)))
+    for one in report.beside:
+        if one.method in (STORED_PLAN, COUNTERFACTUAL):
+            weak = "".join(f" {flag[:1].upper()}{flag[1:]}." for flag in one.flags)
+            facts.append((f"Beside: {one.method}", " ".join(one.sentences) + weak))
     if report.refused:
         facts.append(("Baselines refused", "; ".join(f"{name}: {why}" for name, why in report.refused)))
     made = report.delivered
@@ -351,13 +356,15 @@ def _beside(report: EventReport) -> list[str]:
     rows = [
         (
             f"{report.baseline.method} (counts)",
+            kw(own.mean_w.value if own else None),
             _kwh(own.energy_kwh.value if own else None, 1),
             percent(own.performance if own else None),
         )
     ]
-    rows += [(one.method, _kwh(one.energy_kwh, 1), percent(one.performance)) for one in report.beside]
+    rows += [(one.method, kw(one.mean_w), _kwh(one.energy_kwh, 1), percent(one.performance)) for one in report.beside]
     foot = "The same event by other baselines: a wide spread says that the delivery hangs on the method."
-    return [_table("By other baselines", ("baseline", "delivered", "performance"), rows, foot)]
+    heads = ("baseline", "delivered, mean", "delivered", "performance")
+    return [_table("By other baselines", heads, rows, foot)]
 
 
 _FORMULAS = (

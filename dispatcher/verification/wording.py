@@ -59,7 +59,7 @@ def percent(share: float | None, digits: int = 1) -> str:
 def span(seconds: float) -> str:
     """A duration as people say it."""
     if seconds < 120:
-        return f"{seconds:g} s"
+        return f"{seconds:.3g} s"
     return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
 
 

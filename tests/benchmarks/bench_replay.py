@@ -2,8 +2,8 @@
 
 Day, zones, jobs and deadlines are fixed here beforehand and never chosen by the outcome. Prices are known a day ahead and no
 further, as in the market. Energy is modelled from each job's stated draw; price and carbon are those of the traces. How long
-this machine takes to start as many jobs at once as there are GPUs is measured first: the plan counts with that for a launch, and
-on a slow machine the clock runs slower. ``--quick`` replays 12 jobs four times as fast.
+this machine takes to start as many jobs at once as there are GPUs is measured first: the plan counts with that for a launch,
+and on a slow machine the clock runs slower. ``--quick`` replays 12 jobs four times as fast.
 """
 
 import argparse

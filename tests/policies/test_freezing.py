@@ -168,6 +168,18 @@ def test_what_stays_away_until_the_limit_ends_goes_first() -> None:
         assert isinstance(action, AskCheckpoint) and action.job_id == "c"
 
 
+def test_an_event_of_ten_minutes_freezes_those_that_stand_it_before_anybody_saves_a_checkpoint() -> None:
+    ten = limited(1900.0, start_s=0.0, last_s=600.0)
+    stands = [freezer(f"f{at}", freeze_max_s=900.0, power_w=500.0) for at in range(3)]
+    cheap = running("c", "a", deadline_at=None, power_w=500.0, checkpoint_s=1.0, restart_s=0.0)
+    assert [(type(one), getattr(one, "job_id", "")) for one in acts([cheap, *stands], ten)] == [(Freeze, "f0")]
+    deeper = acts([cheap, *stands], limited(900.0, start_s=0.0, last_s=600.0))
+    assert [type(one) for one in deeper] == [Freeze, Freeze, Freeze, AskCheckpoint]
+    # A lower priority goes first all the same, however it gives way.
+    first = only(acts([replace(cheap, flex=replace(cheap.flex, priority=-1)), *stands], ten))
+    assert isinstance(first, AskCheckpoint)
+
+
 def test_gpus_that_serving_needs_are_not_freed_by_freezing() -> None:
     from policies.world import Reserved
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from dispatcher.power.caps import ECONOMIC_S, UNSEEN_S
+from dispatcher.power.caps import ECONOMIC_S, LET_GO_S, UNSEEN_S
 from policies.world import JobState
 from tests.power.test_power_loop import Agent, Site, four
 
@@ -71,6 +71,32 @@ def test_a_look_that_fails_lifts_no_cap_and_a_free_gpu_has_none() -> None:
 
     agent.jobs = [[], *jobs[1:]]  # and now it is free
     site.seconds(3)
+    assert len(agent.leases) == 3
+
+
+def test_a_cap_that_is_not_needed_for_a_moment_stays_and_goes_when_it_is_not_needed_for_longer() -> None:
+    site, agent = capped()
+    jobs = agent.jobs
+    agent.jobs = [[], *jobs[1:]]
+    del site.jobs["j0"]  # it ends; the others fit below the limit without caps
+    site.seconds(int(LET_GO_S) - 2)
+    assert len(agent.leases) == 3 and site.drawn_w() <= 2400.0
+    site.job("j4")
+    agent.jobs = [["j4"], *jobs[1:]]  # and another takes its place
+    site.seconds(3)
+    assert len(agent.leases) == 4 and site.drawn_w() <= 2400.0
+    assert not any(name.endswith(tuple(agent.uuids[1:])) for order in agent.orders for name in order["release"])
+
+    agent.jobs = [[], *jobs[1:]]
+    del site.jobs["j4"]
+    site.seconds(int(LET_GO_S) + 2)
+    assert not agent.leases
+
+
+def test_a_cap_on_work_that_is_never_to_be_capped_goes_at_once() -> None:
+    site, agent = capped()
+    site.job("j0", tier="flex-0")
+    site.seconds(2)
     assert len(agent.leases) == 3
 
 

@@ -322,6 +322,13 @@ def test_a_utilitys_event_from_its_vtn_to_the_drivers_and_back(hall: Hall) -> No
     print(f"{report['headline']} By the drivers' counters it is {before_w - during_w:.0f} W.")
     assert report["verdict"] == "met" and report["tracking"]["over_cap_kwh"] == 0.0
     assert report["delivered"]["mean_w"]["value"] == pytest.approx(before_w - during_w, rel=0.1)
+
+    # 9. beside it, by the plan that stood before the notice and was kept through the control plane's death
+    stored = next((one for one in report["beside"] if one["method"] == "stored plan"), None)
+    assert stored is not None, f"the stored plan was refused: {report['refused']}"
+    print(f"by the stored plan {stored['mean_w']:.0f} W less were drawn: {' '.join(stored['sentences'])} {stored['flags']}")
+    assert "2 jobs are in it" in stored["sentences"][1]
+    assert stored["mean_w"] == pytest.approx(before_w - during_w, rel=0.25), "work ran with no time to spare, so it was planned"
     page = hall.folder / "report.html"
     plane.gridshift("events", "report", event, "--html", str(page))
     assert event in page.read_text(encoding="utf-8")

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from dispatcher.store import Attempt, Change, Job, Request
+from dispatcher.store import Attempt, BeforeEvent, Change, Job, Request
 from policies.world import ENDED, Flexibility, JobState, Pausable
 
 T0 = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
@@ -64,3 +64,25 @@ def moves(job_id: str, *states: JobState, seconds: float = 1.0) -> list[Change]:
             more["attempt_fields"] = {"ended_at": at(when), "outcome": "stopped"}
         changes.append(change(to, job_id, when, **more))
     return changes
+
+
+def before_event(**more: Any) -> BeforeEvent:
+    given: dict[str, Any] = {
+        "source": "utility",
+        "event_id": "e",
+        "notice_at": at(-5),
+        "looked_at": at(-6),
+        "plan_made_at": at(-30),
+        "start": at(-600),
+        "slot_s": 900,
+        "plan_w": (1000.0, 1500.25, 0.0),
+        "plan_why": "",
+        "unshifted_w": None,
+        "unshifted_why": "9 GPUs at once",
+        "jobs": 3,
+        "measured_w": 1200.5,
+        "other_w": 0.0,
+        "job_share": 0.875,
+        "notes": ("so", "and so"),
+    }
+    return BeforeEvent(**(given | more))

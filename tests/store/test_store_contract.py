@@ -10,7 +10,7 @@ import pytest
 from dispatcher.errors import AlreadyExists, BadInput, IllegalMove, NotFound, StaleState, StoreUnavailable
 from dispatcher.store import GridEvent, GridEventChange, GridStep, Job, Request, Store, Token, memory, sql
 from policies.world import JobState
-from tests.store.store_samples import T0, at, attempt, change, flex, job, moves
+from tests.store.store_samples import T0, at, attempt, before_event, change, flex, job, moves
 
 S = JobState
 
@@ -427,6 +427,25 @@ def test_a_grid_event_keeps_its_whole_schedule_its_history_and_what_is_held_for_
     assert [one.steps for one in history] == [steps, None, None]
     (refused,) = store.grid_event_changes("utility", "x")
     assert (refused.version, refused.sentence) == (None, "bad\ufffdtext") and refused.seq == 4
+
+
+def test_what_was_expected_without_an_event_is_kept_once(store: Store) -> None:
+    assert store.before_event("utility", "e") is None
+    first = before_event()
+    assert store.keep_before_event(first).result(10) is True
+    assert store.keep_before_event(before_event(plan_w=(9.0,), notice_at=at(50))).result(10) is False, "the first notice counts"
+    assert store.before_event("utility", "e") == first
+    # A new version of the event, and its end, leave it as it is.
+    for version in (1, 2):
+        store.save_grid_event(grid_event(version=version, cancelled=version == 2), None).result(10)
+    assert store.before_event("utility", "e") == first
+    nothing = before_event(
+        event_id="f", looked_at=None, plan_made_at=None, plan_w=None, other_w=None, measured_w=None, notes=()
+    )
+    assert store.keep_before_event(nothing).result(10) is True
+    assert store.before_event("utility", "f") == nothing and store.before_event("other", "e") is None
+    with pytest.raises(BadInput, match="start"):
+        store.keep_before_event(before_event(event_id="g", start=datetime(2026, 1, 1))).result(10)  # noqa: DTZ001
 
 
 def test_an_event_that_limits_nothing_has_no_steps_and_one_with_a_limit_has_that(store: Store) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from tests.power.fleet_samples import an_hour, busy_fleet
+from tests.ui import fake_events
 
 NOW = datetime(2026, 3, 3, 3, 12, 5, tzinfo=UTC)
 SLOT = timedelta(minutes=15)
@@ -131,6 +132,8 @@ class FakeControlPlane:
         self.regions_known, self.planned, self.alarmed = True, True, True
         self.refuse: dict[str, tuple[int, Json]] = {}
         self.fleet, self.energy = busy_fleet(NOW), an_hour(NOW)
+        self.events, self.limits = fake_events.some_events(), fake_events.some_limits()
+        self.power, self.flexibility = fake_events.some_power(), fake_events.flexibility()
         self.token: str | None = None
         self._port = 0
         self._server: ThreadingHTTPServer | None = None
@@ -153,8 +156,8 @@ class FakeControlPlane:
 
             def _any(self) -> None:
                 plane.tables += "state=running" in self.path
-                self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                status, value = plane._answer(self.command, self.path, self.headers.get("Authorization"))
+                sent = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                status, value = plane._answer(self.command, self.path, self.headers.get("Authorization"), sent)
                 body = json.dumps(value).encode()
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")
@@ -162,7 +165,7 @@ class FakeControlPlane:
                 self.end_headers()
                 self.wfile.write(body)
 
-            do_GET = do_POST = _any
+            do_GET = do_POST = do_DELETE = _any
 
         class Server(ThreadingHTTPServer):
             daemon_threads = True
@@ -200,7 +203,7 @@ class FakeControlPlane:
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
-    def _answer(self, method: str, target: str, authorization: str | None) -> tuple[int, Json]:
+    def _answer(self, method: str, target: str, authorization: str | None, body: bytes = b"") -> tuple[int, Json]:
         parts = urlsplit(target)
         query = {key: values[0] for key, values in parse_qs(parts.query).items()}
         path = unquote(parts.path)
@@ -209,6 +212,8 @@ class FakeControlPlane:
             return 401, {"error": {"message": "this needs an API token", "problems": []}}
         if path in self.refuse:
             return self.refuse[path]
+        if path.endswith("/opt-out"):
+            return self._opt(method, path, body)
         if method == "POST":
             return self._act(path)
         match path.strip("/").split("/")[1:]:
@@ -221,7 +226,16 @@ class FakeControlPlane:
             case ["regions"]:
                 return 200, {"regions": self.regions() if self.regions_known else []}
             case ["events"]:
-                return 200, {"events": self.events() if self.alarmed else []}
+                events, limits = (self.events, self.limits) if self.alarmed else ([], [])
+                return 200, {"events": events, "left_out": 0, "limits": limits}
+            case ["events", _, event_id, "report"]:
+                return fake_events.report(event_id)
+            case ["meters"]:
+                return 200, {"meters": [], "power": self.power}
+            case ["draw"]:
+                return 200, fake_events.draw(query["region"], query.get("branch"))
+            case ["flexibility"]:
+                return 200, self.flexibility
             case ["savings"]:
                 return 200, self.savings()
             case ["signals"]:
@@ -254,6 +268,13 @@ class FakeControlPlane:
             return 409, {"error": {"message": f"job {job_id} cannot be paused while it runs", "problems": []}}
         found |= {"cancel": {"cancel_requested": True}, "pause": {"held": True}, "resume": {"held": False}}[verb]
         return 200, found
+
+    def _opt(self, method: str, path: str, body: bytes) -> tuple[int, Json]:
+        event_id = path.split("/")[-2]
+        found = next(one for one in self.events if one["event_id"] == event_id)
+        found["opted_out"] = json.loads(body)["reason"] if method == "POST" else None
+        self.posts.append(f"{method} {event_id} {found['opted_out']}")
+        return 200, {"event": found}
 
     def _page(self, query: dict[str, str]) -> Json:
         wanted = [
@@ -344,21 +365,6 @@ class FakeControlPlane:
             "power_limit_w": 9000.0,
         }
         return [one("eu-west", power_limit_w=6000.0), one("nordics", **nordics), one("us-east", **away)]
-
-    def events(self) -> list[Json]:
-        """GET /v1/events."""
-
-        def one(event_id: str, region: str, state: str, start: datetime, end: datetime | None, limit_w: float) -> Json:
-            base: Json = {"source": "utility", "event_id": event_id, "version": 1, "region": region, "start": iso(start)}
-            base |= {"end": iso(end), "limit_w": limit_w, "state": state, "received_at": iso(NOW), "test": False}
-            return base | {"reason": "grid scarcity"}
-
-        six = NOW.replace(hour=6, minute=0, second=0)
-        return [
-            one("evt-20260303-01", "nordics", "active", six - timedelta(hours=3), six, 3000.0),
-            one("evt-20260303-02", "eu-west", "scheduled", six + timedelta(hours=12), six + timedelta(hours=14), 2000.0),
-            one("evt-20260302-07", "nordics", "expired", six - timedelta(hours=20), six - timedelta(hours=18), 5000.0),
-        ]
 
     def savings(self) -> Json:
         """GET /v1/savings."""

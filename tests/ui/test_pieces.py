@@ -87,7 +87,7 @@ def test_the_picture_keeps_gaps_limits_and_units_apart() -> None:
     plane = FakeControlPlane()
     signals = [plane.signals({"region": r, "kind": k})[1] for r in ("eu-west", "nordics") for k in ("price", "carbon")]
     signals.append({**signals[0], "region": "us-east", "unit": "USD/MWh"})
-    shown = charts.picture(plane.plan(), signals, plane.events(), plane.regions(), NOW)
+    shown = charts.picture(plane.plan(), signals, plane.events, plane.regions(), NOW)
     assert set(shown.signals) == {("price", "EUR/MWh"), ("carbon", "gCO2e/kWh"), ("price", "USD/MWh")}
     frame = shown.signals[("price", "EUR/MWh")]
     west = frame[frame["region"] == "eu-west"]

@@ -21,6 +21,7 @@ from dispatcher.verification.baselines import (
     first_that_holds,
     meter_before,
     of_like_days,
+    stored_plan,
 )
 from dispatcher.verification.like_days import Calendar
 from dispatcher.verification.series import MeteredSeries, resampled
@@ -212,6 +213,27 @@ def test_a_counterfactual_must_have_been_stored_before_the_notice() -> None:
     with pytest.raises(BaselineRefused) as caught:
         counterfactual(flat(90_000.0, hours=17), event, at(15))
     assert caught.value.reason == "uncovered"
+
+
+def test_a_stored_plan_must_have_been_made_before_the_notice_and_cover_the_event() -> None:
+    event = window(notice=15)
+    made = stored_plan(
+        flat(90_000.0), event, at(14.9), told=["2 jobs are in it."], flags=["1 job came later"], over=(at(0), at(24))
+    )
+    assert made.method == "stored plan" and level(made) == pytest.approx(90_000)
+    assert "made at 2026-06-23 14:54:00 UTC" in made.sentences[0] and made.sentences[1:] == ("2 jobs are in it.",)
+    assert made.flags == ("this is a model of the load, not a meter's history", "1 job came later")
+    for schedule, made_at, reason in ((flat(9.0), at(15.1), "made_after_notice"), (flat(9.0, hours=17), at(14), "uncovered")):
+        with pytest.raises(BaselineRefused) as caught:
+            stored_plan(schedule, event, made_at)
+        assert caught.value.reason == reason
+
+
+def test_of_an_event_that_was_told_of_late_the_notice_counts_and_not_the_start() -> None:
+    event = window(notice=16.05)
+    assert level(stored_plan(flat(90_000.0), event, at(16.02))) == pytest.approx(90_000)
+    with pytest.raises(BaselineRefused, match="after the event was known"):
+        stored_plan(flat(90_000.0), event, at(16.06))
 
 
 def test_a_chain_takes_the_first_that_holds_and_keeps_the_reasons() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dispatcher.verification.baselines import Baseline, counterfactual, firm_service_level, meter_before
+from dispatcher.verification.baselines import Baseline, counterfactual, firm_service_level, meter_before, stored_plan
 from dispatcher.verification.drawings import require
 from dispatcher.verification.export import CSV_COLUMNS
 from dispatcher.verification.like_days import Calendar
@@ -160,6 +160,29 @@ def test_the_json_is_plain_and_complete() -> None:
     assert plain["settlement"]["breaches"] == ["notice was 30.0 min, the terms say 60.0 min"]
     assert [one["energy_kwh"] for one in plain["beside"]] == [pytest.approx(80.0), None]
     assert "Outside the programme's terms" in " ".join(plain["caveats"])
+
+
+def test_the_stored_plan_stands_beside_in_every_form() -> None:
+    require()
+    late = "2 jobs that came after the notice are not in it; they drew 3.00 kWh in the event"
+    plan = stored_plan(flat(80_000.0), EVENT, at(15), told=["7 jobs are in it."], flags=[late], over=(at(0), at(24)))
+    made = report(beside=[plan])
+    (beside,) = to_json(made)["beside"]
+    # 80 kW were planned and 60 kW drawn, for two hours.
+    assert (beside["method"], beside["mean_w"], beside["energy_kwh"]) == ("stored plan", 20_000.0, pytest.approx(40.0))
+    assert late in beside["flags"] and "7 jobs are in it." in beside["sentences"]
+    rows = list(csv.DictReader(io.StringIO(to_csv(made))))
+    assert {(row["baseline_w"], row["stored_plan_w"]) for row in rows} == {("100000.000", "80000.000")}
+    html = page(made)
+    assert "stored plan" in html and "20.0 kW" in html and "2 jobs that came after the notice" in html
+    assert "planned before the notice" in html, "the drawing has it too"
+    # Chosen, it is what counts, and its weaknesses are the report's.
+    chosen = report(baseline=plan, beside=[baseline()])
+    assert chosen.delivered is not None and chosen.delivered.energy_kwh.value == pytest.approx(40.0)
+    assert f"Baseline: {late}." in chosen.caveats
+    assert "planned before the notice" not in page(chosen)
+    without = list(csv.DictReader(io.StringIO(to_csv(report()))))
+    assert {row["stored_plan_w"] for row in without} == {""}
 
 
 def test_the_page_stands_alone_and_escapes_what_others_wrote() -> None:
