@@ -335,7 +335,8 @@ EXAMPLE = """\
 #release = 400.0
 #least = "15m"
 #longest = "4h"
-# A share of reference_w (left out: of the load when the event is decided on), "cap = serving_floor_w" or "40 kW"; or limit_w, W.
+# A share of reference_w (left out: of the load when the event is decided on), "cap = serving_floor_w" or "40 kW"; or limit_w in
+# W.
 #limit = "-25% of baseline"
 #reference_w = 2000000.0
 #serving_floor_w = 300000.0

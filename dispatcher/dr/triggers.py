@@ -152,7 +152,7 @@ def _low(rule: Rule, price: Price) -> bool:
 
 
 def _fall(rule: Rule, prices: Sequence[Price], start: datetime) -> tuple[datetime, Price | None]:
-    """When what began at ``start`` ends, and the slot that ends it; None: no fall is known before its longest length is over."""
+    """When what began at ``start`` ends, and the slot that ends it; None: no fall is known, and its longest length does."""
     least_end, last_end = start + timedelta(seconds=rule.least_s), start + timedelta(seconds=rule.longest_s)
     low = next((p for p in prices if p.end > least_end and p.end > start and _low(rule, p)), None)
     until = last_end if low is None else max(low.start, least_end)

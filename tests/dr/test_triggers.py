@@ -19,6 +19,11 @@ from policies.world import Budget
 from signals.points import Kind, Quality, SignalPoint
 from signals.series import SlotSeries
 from tests.dr.dr_events import NOW
+from tests.dr.ven3_site import Site as vtn_site
+from tests.dr.ven3_site import soon, vtn_fixture
+from tests.dr.vtn3 import Vtn, cap
+
+__all__ = ["vtn_fixture"]
 
 DAY = NOW.replace(hour=0)
 
@@ -154,8 +159,9 @@ class Site:
             given = {"limit_w": 40_000.0, **given}
         trigger = {"name": "spike", "region": "north", "kind": "price-above", **given}
         region = {"name": "north", "address": "http://127.0.0.1:1", "price": [{"feed": "synthetic"}]}
-        self.config = Config(**{"region": [region], "trigger": [trigger]})
-        self.clock, self.store, self.load_w = VirtualClock(NOW), MemoryStore(), 100_000.0
+        self.config = Config.model_validate({"region": [region], "trigger": [trigger]})
+        self.clock, self.store = VirtualClock(NOW), MemoryStore()
+        self.load_w: float | None = 100_000.0
         self.market = Market(self.clock)
         self.start()
 
@@ -226,7 +232,7 @@ def test_a_share_counts_from_the_first_load_and_an_unknown_one_is_an_alarm() -> 
     site.look(0.5)
     assert [(b.limit_w, b.end) for b in site.budgets()] == [(75_000.0, NOW + 3 * HOUR)]
     lacking = Site(limit="-25% of baseline")
-    lacking.load_w = None  # type: ignore[assignment]
+    lacking.load_w = None
     lacking.prices(800, 100)
     lacking.look()
     assert lacking.budgets() == []
@@ -238,6 +244,22 @@ def test_a_test_is_recorded_and_limits_nothing() -> None:
     site.prices(800, 100)
     site.look()
     assert site.store.grid_events()[0].test and site.budgets() == []
+
+
+# --- alerts of a live sender ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["ALERT_GRID_EMERGENCY", "ALERT_BLACK_START"])
+def test_a_grid_emergency_that_a_vtn_announces_is_a_budget(vtn: Vtn, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    site = vtn_site(vtn, monkeypatch, serving_floor_w=30_000.0, simple_levels={"3": "cap = serving_floor_w"})
+    told = cap(40.0, soon(), 60)
+    alert = {"type": kind, "values": ["load shed ordered"]}
+    told["intervals"] = [{**one, "payloads": [alert]} for one in told["intervals"]]
+    vtn.event(vtn.program(), **told)
+    site.poll()
+    sources = {one.name: one for one in site.config.event_sources}
+    (budget,) = budgets_of(site.store.grid_events(), sources, site.clock.now())
+    assert budget.limit_w == 30_000.0 and budget.reason == f"{kind}: load shed ordered (as SIMPLE=3)"
 
 
 # --- the configuration --------------------------------------------------------------------------------------------
