@@ -27,7 +27,7 @@ def drawn_w(picture: World, made: Plan, where: str) -> float:
 
 def test_work_goes_before_the_limit() -> None:
     # the hours of the limit are the cheapest: without it all would run there
-    cheap: list[float | None] = [50.0] * 136 + [10.0] * 16 + [50.0] * 40
+    cheap: list[float | None] = [10.0 if 136 <= slot < 152 else 50.0 for slot in range(192)]
     jobs = [job(f"j{n}", deadline_at=END) for n in range(6)]
     free, picture = (world(jobs, [region("a", cheap)], budgets=budgets) for budgets in ((), (LIMIT,)))
     assert drawn_w(free, plan(free), "a") > LIMIT.limit_w

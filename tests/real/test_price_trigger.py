@@ -51,7 +51,7 @@ def test_a_spike_of_the_price_limits_the_region_while_it_lasts(tmp_path: Path) -
             return found
 
         def budget_w() -> float | None:
-            regions = requests.get(f"{plane.address}/v1/status", timeout=10).json()["regions"]
+            regions = requests.get(f"{plane.address}/v1/regions", timeout=10).json()["regions"]
             limit: float | None = regions[0]["budget_w"]
             return limit
 
