@@ -18,9 +18,8 @@ from dispatcher.dr.budgets import binds
 from dispatcher.dr.ven3 import FALLBACK
 from dispatcher.errors import IllegalMove, NotFound
 from dispatcher.event_jobs import NOT_COUNTED, Told, names_of, tier_costs
-from dispatcher.event_series import joined, series_of, spans_of_energy, usual_length_s
+from dispatcher.event_series import drawn_by_agents, joined, series_of, usual_length_s
 from dispatcher.power.energy import EnergyBook
-from dispatcher.power.presence import Presence
 from dispatcher.power.site_meters import SiteMeters
 from dispatcher.store import BeforeEvent, GridEvent, GridEventChange, GridStep, Job, Store
 from dispatcher.stored_baselines import Later, jobs_since, stored_baselines
@@ -337,21 +336,13 @@ class _Maker:
             spans = self._from.meters.history(self._event.region, self._event.branch, start, end).spans
             own_s = max(self._meter.cadence_s, usual_length_s(spans, *whole))
             return series_of(spans, start, end, step_s or own_s, "site meter")
-        there = Presence(self._nodes, self._now)
         old = step_s is not None and start < self._now - _MINUTES_FOR
-        sums = self._from.energy.sums(
-            start,
-            end,
-            _HOUR_S if old else _MINUTE_S,
-            region=self._event.region,
-            node_ids=[one.node_id for one in self._nodes] if self._event.branch is not None else None,
-        )
-        spans = spans_of_energy(sums, there.gpu_seconds, self._region.pue if self._event.branch is None else 1.0)
+        region, branch = self._region, self._event.branch
+        ids = None if branch is None else [one.node_id for one in self._nodes]
+        sums = self._from.energy.sums(start, end, _HOUR_S if old else _MINUTE_S, region=region.name, node_ids=ids)
+        spans, basis, _ = drawn_by_agents(sums, self._nodes, region.pue, branch, self._now)
         if hours := [one.end for one in spans if (one.end - one.start).total_seconds() > _MINUTE_S]:
             self._hours_until = max([*hours, self._hours_until or hours[0]])
-        basis = f"GPUs times PUE {self._region.pue:g}" if self._event.branch is None else "GPUs of the branch, by their agents"
-        if any(one.simulated for one in sums):
-            basis = f"SIMULATED {basis}"
         made = series_of(spans, start, end, step_s or max(_MINUTE_S, usual_length_s(spans, *whole)), basis)
         return replace(made, estimated=made.known)
 

@@ -11,8 +11,9 @@ from datetime import UTC, datetime, timedelta
 
 import numpy as np
 
-from dispatcher.power.energy import EnergySum
+from dispatcher.power.energy import EnergySum, KnownNode
 from dispatcher.power.meter_values import MEASURED, Span
+from dispatcher.power.presence import Presence
 from dispatcher.verification.series import MIN_COVERAGE, MeteredSeries
 
 #: A stretch so many times as long as a slot says of the slot only what it says of its neighbours.
@@ -99,6 +100,17 @@ def spans_of_energy(
         watts = one.energy_wh * 3600.0 / (end - start).total_seconds() / covered * pue
         found.append(Span(start, end, watts))
     return tuple(found)
+
+
+def drawn_by_agents(
+    sums: Sequence[EnergySum], nodes: Sequence[KnownNode], pue: float, branch: str | None, until: datetime
+) -> tuple[tuple[Span, ...], str, bool]:
+    """What a site with this ``pue``, or a branch of it, drew at the meter by the energy that the agents of its ``nodes``
+    measured; on what that rests, in words; and whether any of it is simulated. ``until`` is when it is asked."""
+    spans = spans_of_energy(sums, Presence(nodes, until).gpu_seconds, pue if branch is None else 1.0)
+    basis = f"GPUs times PUE {pue:g}" if branch is None else "GPUs of the branch, by their agents"
+    simulated = any(one.simulated for one in sums)
+    return spans, f"SIMULATED {basis}" if simulated else basis, simulated
 
 
 def joined(parts: Sequence[MeteredSeries]) -> MeteredSeries:

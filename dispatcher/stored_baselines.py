@@ -54,25 +54,26 @@ def stored_baselines(
     kept: BeforeEvent | None, window: EventWindow, over: Span, later: Later
 ) -> tuple[tuple[str, Refusable], tuple[str, Refusable]]:
     """The stored plan and the schedule without shifting, each as a method that refuses where nothing was kept."""
+    if kept is None:
+        return (STORED_PLAN, _nothing), (COUNTERFACTUAL, _nothing)
+    told, flags = _told(kept), _flags(kept, later)
 
     def plan() -> Baseline:
-        if kept is None:
-            raise BaselineRefused("nothing_kept", "nothing was kept when notice of the event came")
         if kept.plan_w is None or kept.plan_made_at is None:
             raise BaselineRefused("no_plan", kept.plan_why)
-        given = {"told": _told(kept), "flags": _flags(kept, later), "over": over}
-        return stored_plan(_series(kept, kept.plan_w), window, kept.plan_made_at, **given)  # type: ignore[arg-type]
+        return stored_plan(_series(kept, kept.plan_w), window, kept.plan_made_at, told=told, flags=flags, over=over)
 
     def unshifted() -> Baseline:
-        if kept is None:
-            raise BaselineRefused("nothing_kept", "nothing was kept when notice of the event came")
         if kept.unshifted_w is None or kept.looked_at is None:
             raise BaselineRefused("not_told", kept.unshifted_why)
         at = min(kept.looked_at, kept.notice_at)  # jobs from between the two are left out
-        given = {"told": _told(kept), "flags": _flags(kept, later), "over": over}
-        return counterfactual(_series(kept, kept.unshifted_w), window, at, **given)  # type: ignore[arg-type]
+        return counterfactual(_series(kept, kept.unshifted_w), window, at, told=told, flags=flags, over=over)
 
     return (STORED_PLAN, plan), (COUNTERFACTUAL, unshifted)
+
+
+def _nothing() -> Baseline:
+    raise BaselineRefused("nothing_kept", "nothing was kept when notice of the event came")
 
 
 def _series(kept: BeforeEvent, watts: tuple[float, ...]) -> MeteredSeries:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from policies.grid import Bools, Floats, Grid, Lane
-from policies.room import SLACK
+from policies.world import SLACK
 
 #: Jobs worked on at once: enough to be quick, few enough to stay in the processor's cache.
 _BLOCK = 256

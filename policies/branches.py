@@ -10,15 +10,13 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from policies.sentences import hhmm, kw
-from policies.world import JobState, JobView
+from policies.world import SLACK, JobState, JobView
 
 if TYPE_CHECKING:
     from policies.room import Room
 
 #: A job that has run for less may not have been seen on its GPUs yet, s: programs load their data first.
 SEEN_AFTER_S = 60.0
-#: Sums of floats are compared with this slack, in GPUs or W.
-SLACK = 1e-6
 #: Branches that a sentence names at most.
 NAMED = 3
 
@@ -108,11 +106,11 @@ def _power_w(place: "Room", lead_s: float, limits_only: bool) -> float:
 
 def _sentence(room: "Room", places: Sequence["Room"], powers: Sequence[float], more_w: float) -> str:
     ranked = sorted(zip(places, powers, strict=True), key=lambda one: -one[1])
-    told = [_as_told(*one) for one in ranked]
-    more = f"; and {len(told) - NAMED} more" if len(told) > NAMED else ""
+    told = "; ".join(_as_told(*one) for one in ranked[:NAMED])
+    more = f"; and {len(ranked) - NAMED} more" if len(ranked) > NAMED else ""
     return (
         f"no branch of {room.view.name} with free GPUs has power for the {kw(more_w)} of this job, and on which one it lands "
-        f"is for its cluster to decide: {'; '.join(told[:NAMED])}{more}"
+        f"is for its cluster to decide: {told}{more}"
     )
 
 

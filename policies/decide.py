@@ -20,7 +20,7 @@ from policies.freezing import (
     wake_margin_s,
     why_not,
 )
-from policies.room import SLACK, Room, drawn_w, least_w, limits_on, rests_w, rooms, running_w
+from policies.room import Room, drawn_w, least_w, limits_on, rests_w, rooms, running_w
 from policies.sentences import hhmm, kw, span
 from policies.turns import (
     ASK_EARLIER_S,
@@ -39,7 +39,21 @@ from policies.turns import (
     planned_gap_s,
     urgency,
 )
-from policies.world import PLACED, Action, Alarm, AskCheckpoint, Budget, Freeze, Hold, JobView, Launch, Placement, Thaw, World
+from policies.world import (
+    PLACED,
+    SLACK,
+    Action,
+    Alarm,
+    AskCheckpoint,
+    Budget,
+    Freeze,
+    Hold,
+    JobView,
+    Launch,
+    Placement,
+    Thaw,
+    World,
+)
 
 __all__ = ["HELD", "decide", "last_safe_start", "meet_limit"]
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from policies.grid import Bools, Floats, Grid, Ints, Lane
-from policies.room import SLACK
-from policies.world import DemandCharge, RegionView
+from policies.world import SLACK, DemandCharge, RegionView
 
 #: How many times the real price is asked where a level is to be held: more than any shift could save, yet in time counts more.
 HOLD = 1000.0

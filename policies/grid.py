@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.room import SLACK
-from policies.world import Budget, RegionView, ShiftWindow, World
+from policies.world import SLACK, Budget, RegionView, ShiftWindow, World
 from signals.series import SlotSeries
 
 if TYPE_CHECKING:

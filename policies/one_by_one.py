@@ -30,10 +30,9 @@ from policies.placing import (
     pool_for,
     price_waits,
 )
-from policies.room import SLACK
 from policies.sentences import FINEST, amount, hhmm, kw
 from policies.site_price import SitePrices
-from policies.world import PLACED, Alternative, JobState, JobView, NewPeak, Pausable, Placement, Plan, World
+from policies.world import PLACED, SLACK, Alternative, JobState, JobView, NewPeak, Pausable, Placement, Plan, World
 
 #: The plan is made anew with another order about once for so many jobs, at most MAX_ROUNDS times.
 ROUNDS_FOR, MAX_ROUNDS = 600, 8

@@ -11,8 +11,7 @@ import numpy as np
 from policies.alone import alone, shape_of
 from policies.demand_charge import Added, added_to
 from policies.grid import Bools, Floats, Grid, Lane, shifted_away
-from policies.room import SLACK
-from policies.world import GpuPool, JobState, JobView, Pausable, RegionView, World
+from policies.world import SLACK, GpuPool, JobState, JobView, Pausable, RegionView, World
 
 #: A new place must be this much cheaper (share of cost) before a running job is moved or a planned start is changed.
 HYSTERESIS = 0.02

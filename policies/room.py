@@ -8,10 +8,8 @@ from datetime import datetime, timedelta
 from policies.branches import arrives, no_place, unknown_share
 from policies.freezing import frozen_w
 from policies.sentences import hhmm, kw
-from policies.world import PLACED, BranchView, Budget, Flexibility, JobState, JobView, RegionView, World
+from policies.world import PLACED, SLACK, BranchView, Budget, Flexibility, JobState, JobView, RegionView, World
 
-#: Sums of floats are compared with this slack, in GPUs or W.
-SLACK = 1e-6
 #: How far ahead a coming limit is looked at: no job is asked earlier than its own checkpoint takes.
 LEAD_S = 1800.0
 

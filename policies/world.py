@@ -26,6 +26,8 @@ class JobState(StrEnum):
 
 
 ENDED = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
+#: Sums of floats are compared with this slack, in GPUs or W.
+SLACK = 1e-6
 #: States in which an attempt occupies (or may occupy) a cluster.
 PLACED = frozenset({JobState.LAUNCHING, JobState.RUNNING, JobState.PAUSING})
 

@@ -132,8 +132,9 @@ def _bound(limits: Sequence[Json], power: Json | None, place: Place, now: dateti
 def _due(limit: Json) -> datetime:
     """From when a limit has to be kept: its start, and its ramp after it."""
     start = time_of(limit.get("start"))
-    least = datetime.min.replace(tzinfo=start.tzinfo) if start is not None else datetime.fromisoformat("0001-01-02T00:00:00Z")
-    return least if start is None else start + timedelta(seconds=float(limit.get("ramp_s") or 0.0))
+    if start is None:
+        return datetime.fromisoformat("0001-01-02T00:00:00Z")  # it always holds
+    return start + timedelta(seconds=float(limit.get("ramp_s") or 0.0))
 
 
 def _early(limit: Json, power: Json | None) -> str:

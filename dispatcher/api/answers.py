@@ -4,7 +4,7 @@ It knows the dispatcher's errors and nothing of routes.
 """
 
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import anyio.to_thread
@@ -64,6 +64,12 @@ def shown(value: object) -> Any:
     text = value if isinstance(value, str) else repr(value)
     text = text.encode("utf-8", "replace").decode()
     return text if len(text) <= _SHOWN else text[:_SHOWN] + " ..."
+
+
+def strange_parameters(query: Mapping[str, str], known: Sequence[str]) -> list[tuple[str, object, str]]:
+    """A problem for each parameter of a query that is none of the ``known``."""
+    told = "no such parameter; known are " + ", ".join(known)
+    return [(name, query[name], told) for name in query if name not in known]
 
 
 def status_of(error: GridshiftError) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dispatcher.api.answers import in_thread, json_response
+from dispatcher.api.answers import in_thread, json_response, strange_parameters
 from dispatcher.api.services import Services
 from dispatcher.api.views import time_of
 from dispatcher.errors import BadInput
@@ -35,9 +35,7 @@ class Draws:
         return json_response(await in_thread(draw_json, self._services, region, branch, hours))
 
     def _asked(self, query: Mapping[str, str]) -> tuple[str, str | None, float]:
-        problems: list[tuple[str, object, str]] = [
-            (name, query[name], "no such parameter; known are " + ", ".join(_KNOWN)) for name in query if name not in _KNOWN
-        ]
+        problems = strange_parameters(query, _KNOWN)
         known = {one.name: [branch.name for branch in one.branches] for one in self._services.config.regions}
         region, branch = query.get("region"), query.get("branch")
         if region not in known:
@@ -58,8 +56,7 @@ class Draws:
 def draw_json(services: Services, region: str, branch: str | None, hours: float) -> dict[str, Any]:
     """See Draws.get. Raises StoreUnavailable."""
     # Numerics are loaded for the first question, not when the control plane starts.
-    from dispatcher.event_series import series_of, spans_of_energy, usual_length_s
-    from dispatcher.power.presence import Presence
+    from dispatcher.event_series import drawn_by_agents, series_of, usual_length_s
 
     told: dict[str, Any] = {"region": region, "branch": branch, "start": None, "step_s": None, "watts": []}
     if services.config.replay is not None:
@@ -76,10 +73,8 @@ def draw_json(services: Services, region: str, branch: str | None, hours: float)
         nodes = [one for one in services.energy.known_nodes(region) if branch in (None, one.branch)]
         node_ids = None if branch is None else [one.node_id for one in nodes]
         sums = services.energy.sums(start, end, _MINUTE_S, region=region, node_ids=node_ids)
-        pue = services.config.region(region).pue if branch is None else 1.0
-        spans, own_s = spans_of_energy(sums, Presence(nodes, end).gpu_seconds, pue), float(_MINUTE_S)
-        basis = f"GPUs times PUE {pue:g}" if branch is None else "GPUs of the branch, by their agents"
-        simulated = any(one.simulated for one in sums)
+        spans, basis, simulated = drawn_by_agents(sums, nodes, services.config.region(region).pue, branch, end)
+        own_s = float(_MINUTE_S)
     step_s = max(own_s, usual_length_s(spans, start, end), math.ceil((end - start).total_seconds() / MOST_SLOTS))
     made = series_of(spans, start, end, step_s, basis)
     watts = [float(value) if known else None for value, known in zip(made.watts, made.known, strict=True)]
@@ -87,7 +82,7 @@ def draw_json(services: Services, region: str, branch: str | None, hours: float)
         "start": time_of(made.start),
         "step_s": step_s,
         "watts": watts,
-        "basis": f"SIMULATED {basis}" if simulated else basis,
+        "basis": basis,
         "estimated": meter is None,
         "simulated": simulated,
         "note": None if any(value is not None for value in watts) else "nothing was measured in this time",

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dispatcher.api.answers import in_thread, json_response
+from dispatcher.api.answers import in_thread, json_response, strange_parameters
 from dispatcher.api.event_reports import event_json
 from dispatcher.api.services import Services
 from dispatcher.api.views import grid_event_state, time_of
@@ -59,9 +59,7 @@ class EventList:
 
 def asked_of(query: Mapping[str, str], now: datetime) -> tuple[datetime | None, Sequence[str], int, str | None]:
     """(since, states, limit, event_id) of a request. Raises BadInput, naming everything that is wrong."""
-    problems: list[tuple[str, object, str]] = [
-        (name, query[name], "no such parameter; known are " + ", ".join(_KNOWN)) for name in query if name not in _KNOWN
-    ]
+    problems = strange_parameters(query, _KNOWN)
     event_id = query.get("event_id")
     since = now - SINCE if event_id is None else None
     if (text := query.get("since")) is not None:

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dispatcher.api import intents
-from dispatcher.api.answers import in_thread, json_response
+from dispatcher.api.answers import in_thread, json_response, strange_parameters
 from dispatcher.api.services import Services
 from dispatcher.api.views import time_of
 from dispatcher.clock import SystemClock
@@ -40,7 +40,7 @@ class FleetApi:
         """Every GPU with its job, draw, limit, temperature and state, by region, branch and node (``?region=R``: one region). A
         sum tells how many GPUs are unknown in it; those of nodes whose agent is silent are."""
         query = request.query_params
-        problems = _strange(query, ("region",))
+        problems = strange_parameters(query, ("region",))
         names = [region.name for region in self._services.config.regions]
         chosen = query.get("region")
         if chosen is not None and chosen not in names:
@@ -55,7 +55,7 @@ class FleetApi:
         return json_response(await in_thread(self._energy, dict(request.query_params)))
 
     def _energy(self, query: Mapping[str, str]) -> dict[str, Any]:
-        problems = _strange(query, ("job", "region", "start", "end", "step"))
+        problems = strange_parameters(query, ("job", "region", "start", "end", "step"))
         job_id, region = query.get("job"), query.get("region")
         names = [one.name for one in self._services.config.regions]
         if job_id is not None and region is not None:
@@ -111,11 +111,6 @@ class FleetApi:
 _REPLAYED = (
     "time is replayed here, but meters run by the wall's clock: the times are the wall's, and jobs' own figures are modelled"
 )
-
-
-def _strange(query: Mapping[str, str], known: Sequence[str]) -> list[tuple[str, object, str]]:
-    told = "no such parameter; known are " + ", ".join(known)
-    return [(name, query[name], told) for name in query if name not in known]
 
 
 def _time(name: str, text: str | None, problems: list[tuple[str, object, str]]) -> datetime | None:

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dispatcher.api import intents, savings, views
-from dispatcher.api.answers import in_thread, json_bytes, json_response
+from dispatcher.api.answers import in_thread, json_bytes, json_response, strange_parameters
 from dispatcher.api.event_reports import event_json
 from dispatcher.api.grid_events import MAX_REASON, GridEvents, event_from, regions_of
 from dispatcher.api.ray_jobs import RayJobs
@@ -50,11 +50,7 @@ class V1:
     async def jobs(self, request: Request) -> Response:
         """A page of jobs, newest first: ``?state=&team=&cursor=&limit=`` (100 without a limit)."""
         query = request.query_params
-        problems: list[tuple[str, object, str]] = [
-            (name, query[name], "no such parameter; known are state, team, cursor, limit")
-            for name in query
-            if name not in ("state", "team", "cursor", "limit")
-        ]
+        problems = strange_parameters(query, ("state", "team", "cursor", "limit"))
         state_text, limit_text = query.get("state") or None, query.get("limit") or "100"
         if state_text is not None and state_text not in list(JobState):
             problems.append(("state", state_text, "must be one of " + ", ".join(JobState)))

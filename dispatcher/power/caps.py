@@ -481,7 +481,7 @@ class CapLoop:
         wishes: Iterable[Wish],
         nodes: Mapping[str, list[NodeLive]],
         now: datetime,
-        lingering: Set[tuple[str, str]] = frozenset(),
+        lingering: Set[tuple[str, str]],
     ) -> tuple[list[CapOrder], list[Release]]:
         """Orders for leases that do not stand as wished, releases of ours that nobody wishes for but those that linger."""
         mono = self._mono()

@@ -3,11 +3,10 @@
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 
 from dispatcher.store.migrate import upgrade
 from dispatcher.store.sql import SqlStore
-from tests.store.old_database import at_revision, url_of
+from tests.store.old_database import at_revision, put_event, url_of
 from tests.store.store_samples import at, before_event
 
 
@@ -16,10 +15,7 @@ def old_url(request: pytest.FixtureRequest, tmp_path: Any) -> str:
     """A database at revision 0007 with an event that is in force."""
     url = url_of(request, tmp_path)
     with at_revision(url, "0007") as connection:
-        columns = 'source, event_id, version, region, start, "end", limit_w, received_at, reason, cancelled, test, protocol'
-        values = ":source, 'e', 3, 'north', :start, :end, 5000.0, :start, 'peak', :no, :no, 'native'"
-        given = {"source": "utility", "start": at(0), "end": at(60), "no": False}
-        connection.execute(text(f"INSERT INTO grid_event ({columns}) VALUES ({values})"), given)
+        put_event(connection, protocol="native")
     return url
 
 

@@ -3,12 +3,11 @@
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 
 from dispatcher.store import GridEvent, GridStep
 from dispatcher.store.migrate import upgrade
 from dispatcher.store.sql import SqlStore
-from tests.store.old_database import at_revision, url_of
+from tests.store.old_database import at_revision, put_event, url_of
 from tests.store.store_samples import at
 
 
@@ -17,10 +16,7 @@ def old_url(request: pytest.FixtureRequest, tmp_path: Any) -> str:
     """A database at revision 0006 with an event that is in force."""
     url = url_of(request, tmp_path)
     with at_revision(url, "0006") as connection:
-        columns = 'source, event_id, version, region, start, "end", limit_w, received_at, reason, cancelled, test'
-        values = ":source, 'e', 3, 'north', :start, :end, 5000.0, :start, 'peak', :no, :no"
-        given = {"source": "utility", "start": at(0), "end": at(60), "no": False}
-        connection.execute(text(f"INSERT INTO grid_event ({columns}) VALUES ({values})"), given)
+        put_event(connection)
     return url
 
 

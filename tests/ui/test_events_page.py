@@ -1,6 +1,5 @@
 """The Demand response page: its parts, the page itself against a control plane, and in a real browser."""
 
-import importlib.util
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from streamlit.testing.v1 import AppTest
 
 from tests.helpers import wait_until
 from tests.ui import fake_events
+from tests.ui.app_page import html, page_of
 from tests.ui.fake_api import FakeControlPlane
 from tests.ui.fake_events import NOW, SIX, draw_now, event, iso, limit, of_event
 from ui import event_charts, event_outcomes, events
@@ -23,18 +23,7 @@ LIMIT_S = 60
 @pytest.fixture
 def page(plane: FakeControlPlane, monkeypatch: pytest.MonkeyPatch) -> AppTest:
     """The page, not yet run."""
-    spec = importlib.util.find_spec("ui")
-    assert spec is not None and spec.origin is not None
-    monkeypatch.setenv("GRIDSHIFT_ADDRESS", plane.address)
-    monkeypatch.delenv("GRIDSHIFT_TOKEN", raising=False)
-    made = AppTest.from_file(str(Path(spec.origin).with_name("console.py")), default_timeout=LIMIT_S)
-    made.query_params["page"] = "events"
-    return made
-
-
-def html(page: AppTest) -> str:
-    assert not page.exception, page.exception
-    return "\n".join(str(element.proto.body) for element in page.get("html"))
+    return page_of(plane, monkeypatch, "events")
 
 
 def bound(*limits: Any, power: Any = None, **more: Any) -> str:

@@ -1,6 +1,5 @@
 """The Fleet page: its parts, the page itself against a control plane, and a picture of it in a real browser."""
 
-import importlib.util
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from streamlit.testing.v1 import AppTest
 
 from tests.helpers import wait_until
 from tests.power.fleet_samples import NOW, an_hour, busy_fleet, fleet
+from tests.ui.app_page import html, page_of
 from tests.ui.fake_api import FakeControlPlane
 from ui import fleet as parts
 
@@ -21,18 +21,7 @@ LIMIT_S = 60
 @pytest.fixture
 def page(plane: FakeControlPlane, monkeypatch: pytest.MonkeyPatch) -> AppTest:
     """The Fleet page, not yet run."""
-    spec = importlib.util.find_spec("ui")
-    assert spec is not None and spec.origin is not None
-    monkeypatch.setenv("GRIDSHIFT_ADDRESS", plane.address)
-    monkeypatch.delenv("GRIDSHIFT_TOKEN", raising=False)
-    made = AppTest.from_file(str(Path(spec.origin).with_name("console.py")), default_timeout=LIMIT_S)
-    made.query_params["page"] = "fleet"
-    return made
-
-
-def html(page: AppTest) -> str:
-    assert not page.exception, page.exception
-    return "\n".join(str(element.proto.body) for element in page.get("html"))
+    return page_of(plane, monkeypatch, "fleet")
 
 
 def test_the_page_says_what_is_so(page: AppTest) -> None:

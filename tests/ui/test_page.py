@@ -1,32 +1,20 @@
 """The console's script against a control plane: normal, empty, in trouble, and away."""
 
-import importlib.util
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from tests.ui.app_page import html, page_of
 from tests.ui.fake_api import FakeControlPlane
 
 LIMIT_S = 60
 
 
 @pytest.fixture
-def page(plane: FakeControlPlane, monkeypatch: pytest.MonkeyPatch) -> Iterator[AppTest]:
+def page(plane: FakeControlPlane, monkeypatch: pytest.MonkeyPatch) -> AppTest:
     """The page, not yet run, for ``plane``."""
-    spec = importlib.util.find_spec("ui")
-    assert spec is not None and spec.origin is not None
-    monkeypatch.setenv("GRIDSHIFT_ADDRESS", plane.address)
-    monkeypatch.delenv("GRIDSHIFT_TOKEN", raising=False)
-    yield AppTest.from_file(str(Path(spec.origin).with_name("console.py")), default_timeout=LIMIT_S)
-
-
-def html(page: AppTest) -> str:
-    """All HTML of the page."""
-    assert not page.exception, page.exception
-    return "\n".join(str(element.proto.body) for element in page.get("html"))
+    return page_of(plane, monkeypatch)
 
 
 def table(page: AppTest) -> Any:
