@@ -234,7 +234,9 @@ class Control:
         self._record(self._freezes_that_lapsed(now))
         self._around.note_draws(self._jobs.values(), self._attempts, now)
         # 2. decide, on one frozen picture
-        world = self._around.build(now, self._job_views(now), self._standing.plan)
+        # The regions first: one whose agents are heard by now has told what caps can do for its jobs.
+        regions = self._around.region_views()
+        world = self._around.build(now, regions, self._job_views(now), self._standing.plan)
         actions = decide(world)
         # 3. act: what is decided is recorded first; effects follow what is recorded
         self._record(self._changes_from(actions, world, now))

@@ -58,9 +58,8 @@ class WorldBuilder:
         self._shifts_until: datetime | None = None
         self._shifts: tuple[Any, ...] = ()
 
-    def build(self, now: datetime, jobs: Sequence[JobView], plan: Plan | None) -> World:
-        """The world at ``now``."""
-        regions = self.region_views()
+    def build(self, now: datetime, regions: tuple[RegionView, ...], jobs: Sequence[JobView], plan: Plan | None) -> World:
+        """The world at ``now``; ``regions`` are as ``region_views`` had them, looked at before the jobs were."""
         budgets = budgets_of(self._store.grid_events(ended_after=now - MOST_BACK), self._sources, now)
         regions, views = self._by_branch(regions, jobs, [one for one in budgets if one.branch is not None], now)
         return World(

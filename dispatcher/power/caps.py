@@ -58,15 +58,17 @@ FOLLOW, MOST_UNUSED = 0.05, 0.08
 TAKE_BACK, GIVE_AGAIN = 0.25, 0.02
 #: A cap whose own end moves by less than this, s, is not ordered again for that.
 STAYS_S = 60.0
-#: For so long, wall s, a GPU that is not free keeps the jobs that were last seen on it: who is there is not told at every look.
+#: For so long, wall s, a GPU that is not free keeps the jobs that were last seen on it, and a job whose agent is silent counts
+#: with the caps that could be set: who is there is not told at every look, and connections come back.
 UNSEEN_S = 10.0
 #: For so long, wall s, an event's cap that is not needed any more stays: draws are noisy, and load that has only just come or
 #: gone may need it again at once.
 LET_GO_S = 10.0
 #: Wall s between two observations of one job.
 OBSERVE_S = 60.0
-#: For so long after a start, wall s, agents that were there before are waited for: they connect again within 13 s.
-HEAR_S = 15.0
+#: For so long after a start, wall s, agents that were there before are waited for: they connect again within 13 s of the
+#: moment at which they can, and tell at the next look or two who is on which GPU.
+HEAR_S = 30.0
 #: The cap of a job for which none is planned.
 UNPLANNED = (1.0, None)
 
@@ -112,6 +114,8 @@ class CapLoop:
         #: What jobs draw at the lowest caps that they accept and that can be set now, W at the GPUs, by id.
         self.lowest_w: Mapping[str, float] = {}
         self._unheld: set[tuple[str, str]] = set()
+        #: Since when, mono s, the agents of placed jobs are silent, by job id.
+        self._lost: Mapping[str, float] = {}
         #: By region, how far what GPUs leave undrawn of their limits may be given to them, 0 to 1.
         self._trust: dict[str, float] = {}
         self._started_mono = mono()
@@ -230,14 +234,24 @@ class CapLoop:
         self, nodes: Mapping[str, list[NodeLive]], jobs: Mapping[str, JobView], draws: Mapping[str, Mapping[str, Draw]]
     ) -> None:
         """Remember what caps can do for each job now, and which regions' agents have all been heard."""
+        mono = self._mono()
         lowest_w: dict[str, float] = {}
+        heard, lost = set[str](), dict[str, float]()
         for region, here in nodes.items():
             unheld = {uuid for name, uuid in self._unheld if name == region}
             with self._lock:
                 lowest_w |= lowest_draws(here, jobs, draws[region], self.learned, unheld)
-            if not self._hub.awaits(region) and all(node.connected for node in here):
-                self._heard.add(region)
-        self.lowest_w = lowest_w
+            silent = (gpu.uuid for node in here if not node.connected for gpu in node.gpus)
+            for job_id in {job_id for uuid in silent if uuid in draws[region] for job_id in draws[region][uuid].jobs}:
+                # A connection is often back within a moment: nobody is asked to pause for that.
+                lost[job_id] = self._lost.get(job_id, mono)
+                if mono - lost[job_id] < UNSEEN_S and job_id in self.lowest_w:
+                    lowest_w[job_id] = self.lowest_w[job_id]
+            told = all(node.connected and all(gpu.jobs is not None for gpu in node.gpus) for node in here)
+            if told and not self._hub.awaits(region):
+                heard.add(region)
+        self._lost, self.lowest_w = lost, lowest_w
+        self._heard |= heard  # after what was heard: who sees this may count on that
 
     def _limits(self, view: RegionView, world: World, now: datetime) -> list[Limit]:
         """The limits in force on a region, and those about to be. Events count together with what stands anyway."""

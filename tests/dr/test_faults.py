@@ -441,7 +441,7 @@ def world_of(rig: Rig) -> Any:
         SignalBook(rig.config, MemorySignalStore()),
         {"north": region},
     )
-    return builder.build(rig.clock.now(), [], None)
+    return builder.build(rig.clock.now(), builder.region_views(), [], None)
 
 
 _CHILD = """

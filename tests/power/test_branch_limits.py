@@ -63,7 +63,7 @@ class Plane:
     def world(self, *more: JobView) -> World:
         lowest_w = self.site.loop.lowest_w
         jobs = [replace(job, capped_w=lowest_w.get(job.id)) for job in self.site.jobs.values()]
-        built = self.builder.build(self.site.now(), [*jobs, *more], None)
+        built = self.builder.build(self.site.now(), self.builder.region_views(), [*jobs, *more], None)
         return replace(built, regions=tuple(replace(view, reachable=True) for view in built.regions))
 
     def asked(self) -> list[Action]:
@@ -177,8 +177,8 @@ def test_the_same_job_is_the_same_value_as_long_as_it_stays_where_it_is() -> Non
     plane = Plane(limit_w=5000.0)
     plane.site.seconds(2)
     jobs = [*plane.site.jobs.values()]
-    first, again = (plane.builder.build(plane.site.now(), jobs, None).jobs for _ in range(2))
+    first, again = (plane.builder.build(plane.site.now(), plane.builder.region_views(), jobs, None).jobs for _ in range(2))
     assert all(one is other for one, other in zip(first, again, strict=True)) and first[0].on_branches == {"rack-1": 1.0}
     plane.rack.jobs, plane.other.jobs = plane.other.jobs, plane.rack.jobs
     plane.site.seconds(1)
-    assert plane.builder.build(plane.site.now(), jobs, None).jobs[0].on_branches == {"rack-2": 1.0}
+    assert plane.builder.build(plane.site.now(), plane.builder.region_views(), jobs, None).jobs[0].on_branches == {"rack-2": 1.0}

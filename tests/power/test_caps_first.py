@@ -84,9 +84,32 @@ def test_an_events_caps_on_a_silent_node_still_count() -> None:
     (agent,) = site.agents
     caps = agent.caps()
     site.agents = []
-    site.seconds(15)
+    site.seconds(25)
     assert [site.loop.lowest_w[f"j{at}"] for at in range(4)] == caps
     assert asked(decide(world(site))) == []
+
+
+def test_a_connection_that_is_back_within_a_moment_pauses_nobody() -> None:
+    site = pausable()
+    site.event(2800.0, end_s=900.0)
+    site.seconds(5)
+    (agent,) = site.agents
+    assert agent.caps() != [350.0] * 4
+    site.event(2000.0, end_s=900.0, event_id="deeper", start_s=20.0)  # what the first event's caps leave is too much for it
+    site.seconds(2)
+    assert asked(decide(world(site))) == []
+    site.hub.gone(agent)
+    site.agents = []
+    site.seconds(2)
+    assert [node.connected for node in site.hub.nodes()] == [False] and asked(decide(world(site))) == []
+    agent.hello()
+    site.agents = [agent]
+    site.seconds(2)
+    assert asked(decide(world(site))) == []
+    site.hub.gone(agent)
+    site.agents = []
+    site.seconds(11)
+    assert asked(decide(world(site))) == ["j0", "j1"], "one that stays away can set no lower cap"
 
 
 def test_of_a_job_on_a_node_that_cannot_cap_the_draw_there_counts_in_full() -> None:
@@ -148,7 +171,10 @@ def test_after_a_restart_nobody_is_asked_before_the_agents_have_told_what_they_h
     agent.hello()
     site.seconds()
     assert site.loop.unheard("north") and decide(world(site)) == [], "it has not told yet what its GPUs do"
-    site.agents = [agent]
+    site.agents, agent.unsure = [agent], True
+    site.seconds(2)
+    assert site.loop.unheard("north") and decide(world(site)) == [], "it could not look yet who is on its GPUs"
+    agent.unsure = False
     site.seconds(2)
     assert not site.loop.unheard("north") and decide(world(site)) == []
     assert agent.caps() == caps and len(agent.orders) == orders + 1
@@ -162,7 +188,7 @@ def test_agents_that_do_not_come_back_are_not_waited_for_long() -> None:
     assert not CapLoop(site.config, site.hub, mono=lambda: site.s).unheard("north"), "there were none"
     site.hub.remember([Former("n1", "north", site.now())])
     site.loop = CapLoop(site.config, site.hub, mono=lambda: site.s)
-    site.seconds(14)
+    site.seconds(29)
     assert decide(world(site)) == []
     site.seconds(2)
     assert asked(decide(world(site))) == ["j0"]

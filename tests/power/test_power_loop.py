@@ -41,6 +41,7 @@ class Agent:
         self.orders: list[dict[str, Any]] = []
         self.protected: dict[str, str] = {}
         self.busy = False
+        self.unsure = False  # it cannot tell yet who is on its GPUs
         self.unused = 0.0  # share of a cap that its work does not draw
         self.clock_s = 0.0  # ahead of the control plane's
         self.uuids = [f"GPU-{node_id}-{at}" for at in range(len(jobs))]
@@ -115,7 +116,7 @@ class Agent:
                 "limit_w": self.cap(uuid),
                 "enforced_w": self.cap(uuid),
                 "idle_state": "active" if jobs or self.busy else "deep_idle",
-                "jobs": jobs,
+                "jobs": None if self.unsure else jobs,
                 "protected": self.protected.get(uuid),
             }
             for uuid, jobs in zip(self.uuids, self.jobs, strict=True)
