@@ -181,4 +181,6 @@ def test_the_same_job_is_the_same_value_as_long_as_it_stays_where_it_is() -> Non
     assert all(one is other for one, other in zip(first, again, strict=True)) and first[0].on_branches == {"rack-1": 1.0}
     plane.rack.jobs, plane.other.jobs = plane.other.jobs, plane.rack.jobs
     plane.site.seconds(1)
-    assert plane.builder.build(plane.site.now(), plane.builder.region_views(), jobs, None).jobs[0].on_branches == {"rack-2": 1.0}
+    assert plane.builder.build(plane.site.now(), plane.builder.region_views(), jobs, None).jobs[0].on_branches == {
+        "rack-2": 1.0
+    }
