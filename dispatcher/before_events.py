@@ -5,6 +5,7 @@ event. `BeforeEvents` takes the last picture of the world that knows nothing of 
 control loop only hands that picture over. It decides nothing, and knows no programme and no report.
 """
 
+import logging
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -13,10 +14,13 @@ from datetime import UTC, datetime, timedelta
 
 from dispatcher.config import Config
 from dispatcher.dr.budgets import binds
+from dispatcher.errors import StoreUnavailable
 from dispatcher.store import OWN_SOURCE, BeforeEvent, GridEvent, GridEventChange, Store
 from policies.freezing import frozen_w
 from policies.turns import leaving
 from policies.world import PLACED, JobState, JobView, RegionView, World
+
+log = logging.getLogger(__name__)
 
 Span = tuple[datetime, datetime]
 #: How long after an event's end what was expected is kept: for the load that comes back.
@@ -77,8 +81,8 @@ def expected(event: GridEvent, notice_at: datetime, world: World | None, measure
     world = replace(world, jobs=tuple(job for job in world.jobs if job.submitted_at <= notice_at))
     horizon_end = plan.horizon_end if plan is not None else world.now + timedelta(seconds=world.settings.horizon_s)
     ends = [step.end for step in event.steps] or [event.end]
-    last = None if None in ends else max(end for end in ends if end is not None) + AFTER
-    end = horizon_end if last is None else min(last, horizon_end)
+    last = None if None in ends else max(end for end in ends if end is not None)
+    end = horizon_end if last is None or last >= horizon_end - AFTER else last + AFTER  # an end may lie in the year 9999
     slots = max(0, math.ceil((end - start).total_seconds() / slot_s - 1e-9))
 
     standing = standing_runs(world, region)
@@ -335,8 +339,13 @@ class BeforeEvents:
                 name = (event.source, event.event_id)
                 if name in self._kept or not binds(event, self._sources) or not any(_is_of(event, *one) for one in new):
                     continue
-                if self._store.before_event(*name) is None:
-                    self._store.keep_before_event(self._expected(event, before, now)).result()
+                try:
+                    if self._store.before_event(*name) is None:
+                        self._store.keep_before_event(self._expected(event, before, now)).result()
+                except StoreUnavailable:
+                    raise
+                except Exception:  # one event must not cost the others theirs
+                    log.exception("what %s was expected to draw without event %s cannot be worked out", event.region, name)
                 self._kept.add(name)
             self._waiting.popleft()
 

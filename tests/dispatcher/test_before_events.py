@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dispatcher import before_events
 from dispatcher.before_events import (
     NO_BRANCHES,
     NO_LOOK,
@@ -324,6 +325,35 @@ def test_two_events_at_once_each_have_the_picture_before_their_own(keeper: Keepe
     one, two = keeper.store.before_event("grid", "e1"), keeper.store.before_event("api", "e2")
     assert one is not None and one.plan_w is None and one.plan_why == NO_LOOK
     assert two is not None and two.plan_w is not None
+
+
+def test_an_event_that_ends_when_calendars_do_reaches_to_the_plans_horizon() -> None:
+    last = datetime(9999, 12, 31, 23, 59, tzinfo=UTC)
+    forever = replace(event(), end=last, steps=tuple(replace(one, end=last) for one in event().steps))
+    told = expected(forever, NOW, world(job("runs", flexible=False), made=plan()), None, NOW)
+    opened = expected(replace(event(), end=None, steps=()), NOW, world(job("runs", flexible=False), made=plan()), None, NOW)
+    assert told.plan_w is not None and opened.plan_w is not None and len(told.plan_w) == len(opened.plan_w)
+
+
+def test_an_event_that_cannot_be_worked_out_costs_no_other_its_own(
+    keeper: Keeper, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    start = world(made=plan())
+    keeper.before.look(None, start)
+    limits = (keeper.take(event()), keeper.take(replace(event(), source="api", event_id="e2")))
+    keeper.before.look(start, replace(start, budgets=limits))
+    one_by_one = before_events.expected
+
+    def breaks(event: GridEvent, *rest: Any) -> BeforeEvent:
+        if event.event_id == "e1":
+            raise OverflowError("date value out of range")
+        return one_by_one(event, *rest)
+
+    monkeypatch.setattr(before_events, "expected", breaks)
+    for _ in range(2):
+        keeper.before.keep(NOW)
+    assert keeper.store.before_event("grid", "e1") is None and keeper.store.before_event("api", "e2") is not None
+    assert caplog.text.count("cannot be worked out") == 1 and "e1" in caplog.text
 
 
 def test_what_does_not_bind_is_not_kept(keeper: Keeper) -> None:
