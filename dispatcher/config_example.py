@@ -324,15 +324,15 @@ EXAMPLE = """\
 #secret_files = []
 
 # Prices that make events of our own, of the source "trigger NAME"; only published prices start or end one. "price-above" acts
-# from a price of above (the region's currency/MWh, as it is paid) until one below release (left out: above), for at least least
-# and at most longest; "price-highest" in the highest_hours dearest hours of a day, once all of it is known.
+# from a price of above_per_mwh (the region's currency, as it is paid) until one below release_per_mwh (left out: the same), for
+# at least least and at most longest; "price-highest" in the highest_hours dearest hours of a day, once all of it is known.
 #[[trigger]]
 #name = "spike"
 #region = "eu-west"
 #branch = "rack-1"
 #kind = "price-above"
-#above = 500.0
-#release = 400.0
+#above_per_mwh = 500.0
+#release_per_mwh = 400.0
 #least = "15m"
 #longest = "4h"
 # A share of reference_w (left out: of the load when the event is decided on), "cap = serving_floor_w" or "40 kW"; or limit_w in

@@ -176,7 +176,8 @@ def programme_problems(raw: Mapping[str, Any]) -> Iterator[Problem]:
             where = ("programme", i, "event_source")
             if source not in known:
                 told = ", ".join(sorted(known))
-                yield where, f"{source!r} is no [[event_source]] or [[webhook]]; known are: {told} ({OWN_SOURCE}: our own API)"
+                kinds = "[[event_source]], [[webhook]] or [[trigger]]"
+                yield where, f"{source!r} is no {kinds}; known are: {told} ({OWN_SOURCE}: our own API)"
             elif covered.setdefault(source, i) != i:
                 yield where, f"{source!r} is settled by programme[{covered[source]}] already; an event has one programme"
 

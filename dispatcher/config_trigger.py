@@ -35,18 +35,19 @@ class TriggerSource(EventSourceConfig):
 class TriggerConfig(Section):
     """``[[trigger]]``: what is watched in ``region``, and the limit asked for there, or on ``branch`` of it.
 
-    ``price-above`` acts while the price is at or above ``above`` and until it is below ``release``, for at least ``least`` and
-    at most ``longest``; ``price-highest`` in the ``highest_hours`` dearest hours of a day. Prices are in the region's currency
-    per MWh, as the site pays them. ``limit`` is worded as a level of an ``[[event_source]]``, ``limit_w`` is W at the meter.
-    ``max_events`` and ``max_hours`` count in each ``per`` (a season is ``months`` without a break), by ``timezone``.
+    ``price-above`` acts while the price is at or above ``above_per_mwh`` and until it is below ``release_per_mwh``, for at
+    least ``least`` and at most ``longest``; ``price-highest`` in the ``highest_hours`` dearest hours of a day (those that cost
+    ``above_per_mwh`` or more, where that is given). Prices are in the region's currency per MWh, as the site pays them.
+    ``limit`` is worded as a level of an ``[[event_source]]``, ``limit_w`` is W at the meter. ``max_events`` and ``max_hours``
+    count in each ``per`` (a season is ``months`` without a break), by ``timezone``.
     """
 
     name: Name
     region: str
     branch: BranchName | None = None
     kind: Literal["price-above", "price-highest"]
-    above: float | None = Field(None, ge=-1e6, le=1e6)
-    release: float | None = Field(None, ge=-1e6, le=1e6)
+    above_per_mwh: float | None = Field(None, ge=-1e6, le=1e6)
+    release_per_mwh: float | None = Field(None, ge=-1e6, le=1e6)
     least: Duration = "15m"
     longest: Duration = "4h"
     highest_hours: int | None = Field(None, ge=1, le=23)
@@ -69,21 +70,22 @@ class TriggerConfig(Section):
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
+        for key in ("highest_hours",) if self.kind == "price-above" else ("release_per_mwh", "least", "longest"):
+            if key in self.model_fields_set:
+                other = "price-highest" if self.kind == "price-above" else "price-above"
+                raise ValueError(f"{key} = {getattr(self, key)!r} is for {other}; remove it, or change kind")
         if (self.limit is None) == (self.limit_w is None):
             raise ValueError("give limit, such as '-25% of baseline', or limit_w in W, one of the two")
         if self.kind == "price-above":
-            if self.above is None:
-                raise ValueError("price-above needs above, the price from which it acts")
-            if self.release is not None and self.release > self.above:
-                raise ValueError(f"release {self.release:g} must not be higher than above {self.above:g}")
-            if self.highest_hours is not None:
-                raise ValueError("highest_hours is for price-highest; remove it, or change kind")
+            if self.above_per_mwh is None:
+                raise ValueError("price-above needs above_per_mwh, the price from which it acts")
+            if self.release_per_mwh is not None and self.release_per_mwh > self.above_per_mwh:
+                told = f"release_per_mwh {self.release_per_mwh:g} must not be higher than above_per_mwh {self.above_per_mwh:g}"
+                raise ValueError(told)
             if parse_duration(self.least) > parse_duration(self.longest):
                 raise ValueError(f"least {self.least} must not be longer than longest {self.longest}")
         elif self.highest_hours is None:
             raise ValueError("price-highest needs highest_hours, how many hours of a day")
-        elif self.release is not None:
-            raise ValueError("release is for price-above; remove it, or change kind")
         if self.hours is not None and not 0 <= self.hours[0] < self.hours[1] <= 24:
             raise ValueError("hours must be from and to, within 0 to 24, such as [16, 21]")
         if self.months is not None:
@@ -114,8 +116,8 @@ class TriggerConfig(Section):
     def rule(self) -> Rule:
         """As it is decided by."""
         return Rule(
-            above=self.above,
-            release=self.above if self.release is None else self.release,
+            above_per_mwh=self.above_per_mwh,
+            release_per_mwh=self.above_per_mwh if self.release_per_mwh is None else self.release_per_mwh,
             least_s=parse_duration(self.least),
             longest_s=parse_duration(self.longest),
             highest_hours=self.highest_hours,

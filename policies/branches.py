@@ -1,11 +1,13 @@
 """Limits of a branch of the power tree (a row, rack or PDU) in what is decided at a moment: where a launch could land. Pure.
 
 Which job runs on which branch is known only as far as agents tell. On which node a job lands is the cluster's to decide: a
-launch is held while no branch has room for it, and never directed.
+launch is held while no branch has room for it, and never directed. A branch's limit is of what its GPUs draw (what a PDU or
+row meter sees), without the cooling that a site's PUE stands for.
 """
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -54,21 +56,55 @@ def no_place(
     GPUs has power for it. One that is larger than each branch must find all its GPUs on several. With ``limits_only`` the way
     back from a limit does not count. A limit that begins within ``lead_s`` counts as one in force. With ``wherever`` every
     branch with free GPUs must have power for it: one that was paused would be paused again, and again, on any that has not."""
-    more_w = power_w * room.view.pue
-    places = _of_type(room, gpu_type)
+    state = (room.draw_w, room.leaving_w, room.gpus_used, room.jobs_placed)
+    if state != room.asked_in:  # what was found out is of before a launch, or a thaw
+        room.asked_in = state
+        room.answers.clear()
+        room.offers.clear()
+    if not any(place.coming for place in room.places):
+        lead_s = 0.0  # jobs differ in it, and nothing depends on it
+    asked = (gpus, power_w, gpu_type, lead_s, limits_only, wherever)
+    if asked not in room.answers:
+        room.answers[asked] = _no_place(room, *asked)
+    return room.answers[asked]
+
+
+@dataclass(slots=True)
+class Offers:
+    """What the branches with GPUs of a type can take at a moment: each with its free GPUs, those of them on which no job may be
+    arriving, its GPUs in all (inf: not known), and W; and in words once somebody asks."""
+
+    places: Sequence[tuple["Room", float, float, float, float]]
+    told: str = ""
+
+
+def _offers(room: "Room", gpu_type: str | None, lead_s: float, limits_only: bool) -> Offers:
+    key = (gpu_type, lead_s, limits_only)
+    if (known := room.offers.get(key)) is not None:
+        return known
+    found = []
+    for place in _of_type(room, gpu_type):
+        size = place.branch.gpus if place.branch is not None and place.branch.gpus is not None else math.inf
+        free = max(0.0, size - place.gpus_used)
+        found.append((place, free, free - place.arriving_gpus, size, _power_w(place, lead_s, limits_only)))
+    return room.offers.setdefault(key, Offers(found))
+
+
+def _no_place(
+    room: "Room", gpus: float, more_w: float, gpu_type: str | None, lead_s: float, limits_only: bool, wherever: bool
+) -> str | None:
+    offers = _offers(room, gpu_type, lead_s, limits_only)
     each_w = more_w / gpus if gpus > 0 else 0.0
     together, whole = 0.0, True
     short: Room | None = None
-    for place in places:
-        could_w = _power_w(place, lead_s, limits_only) + SLACK
+    for place, free, surely_free, size, left_w in offers.places:
+        could_w = left_w + SLACK
         if gpus <= 0:
             if more_w <= could_w:
                 return None
             short, whole = place, False
             continue
-        size = place.branch.gpus if place.branch is not None and place.branch.gpus is not None else math.inf
-        free = max(0.0, size - place.gpus_used)
-        takes = max(0.0, min(free - place.arriving_gpus, could_w / each_w if each_w > 0 else math.inf))
+        takes = max(0.0, min(surely_free, could_w / each_w if each_w > 0 else math.inf))
         if takes >= gpus - SLACK and not wherever:
             return None
         together += takes
@@ -80,7 +116,7 @@ def no_place(
     if wherever and gpus > 0:
         told = _as_told(short, _power_w(short, lead_s, limits_only))
         return f"its cluster could put it where there is no power for its {kw(more_w)}, to be paused again: {told}"
-    return _sentence(room, places, [_power_w(place, lead_s, limits_only) for place in places], more_w)
+    return _sentence(room, offers, more_w)
 
 
 def _of_type(room: "Room", gpu_type: str | None) -> Sequence["Room"]:
@@ -92,7 +128,7 @@ def _of_type(room: "Room", gpu_type: str | None) -> Sequence["Room"]:
 
 
 def _power_w(place: "Room", lead_s: float, limits_only: bool) -> float:
-    """What may still be added on a branch, W at the meter (inf: it has no limit)."""
+    """What may still be added on a branch, W at its GPUs (inf: it has no limit; -inf: what it draws is not known)."""
     left_w = math.inf
     if place.limit_w is not None:
         left_w = place.limit_w - place.draw_w
@@ -101,23 +137,26 @@ def _power_w(place: "Room", lead_s: float, limits_only: bool) -> float:
     for budget in place.coming:
         if place.now is not None and (budget.start - place.now).total_seconds() <= lead_s:
             left_w = min(left_w, budget.limit_w - place.draw_w + place.leaving_w)
+    if place.is_dark and not math.isinf(left_w):
+        return -math.inf  # unknown is not nothing
     return left_w - place.arriving_w
 
 
-def _sentence(room: "Room", places: Sequence["Room"], powers: Sequence[float], more_w: float) -> str:
-    ranked = sorted(zip(places, powers, strict=True), key=lambda one: -one[1])
-    told = "; ".join(_as_told(*one) for one in ranked[:NAMED])
-    more = f"; and {len(ranked) - NAMED} more" if len(ranked) > NAMED else ""
+def _sentence(room: "Room", offers: Offers, more_w: float) -> str:
+    if not offers.told:
+        ranked = sorted(offers.places, key=lambda one: -one[-1])
+        more = f"; and {len(ranked) - NAMED} more" if len(ranked) > NAMED else ""
+        offers.told = "; ".join(_as_told(one[0], one[-1]) for one in ranked[:NAMED]) + more
     return (
         f"no branch of {room.view.name} with free GPUs has power for the {kw(more_w)} of this job, and on which one it lands "
-        f"is for its cluster to decide: {told}{more}"
+        f"is for its cluster to decide: {offers.told}"
     )
 
 
 def _as_told(place: "Room", left_w: float) -> str:
     """What a branch may draw and draws, in words; ``left_w`` is what may be added there (inf: it has no limit)."""
     name = place.branch.name if place.branch is not None and place.branch.name else "what is on no branch"
-    if math.isinf(left_w):
+    if left_w == math.inf:
         return f"{name} has too few GPUs free"
     if place.limit_w is not None:
         may = f"may draw {kw(place.limit_w)} ({place.limit_reason})"
@@ -128,4 +167,5 @@ def _as_told(place: "Room", left_w: float) -> str:
         may = f"may draw {kw(soon.limit_w)} from {hhmm(soon.start)} ({soon.why})"
     blind = f" ({unlocated(place)})" if place.unlocated else ""
     coming = f" and {kw(place.arriving_w)} more may be on the way there" if place.arriving_w > 0 else ""
-    return f"{name} {may}, draws {kw(place.draw_w)}{blind}{coming}"
+    more = " and what GPUs there draw that tell nothing of it" if place.is_dark else ""
+    return f"{name} {may}, draws {kw(place.draw_w)}{more}{blind}{coming}"

@@ -2,10 +2,10 @@
 fills it."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from policies.branches import arrives, no_place, unknown_share
+from policies.branches import Offers, arrives, no_place, unknown_share
 from policies.freezing import frozen_w
 from policies.sentences import hhmm, kw
 from policies.world import PLACED, SLACK, BranchView, Budget, Flexibility, JobState, JobView, RegionView, World
@@ -29,7 +29,9 @@ class Room:
     ``places`` are the rooms of a region's branches while one of them has a limit. On a branch a job counts with its share.
     ``arriving_w`` and ``arriving_gpus`` are of jobs that have just been launched in the region and may appear there, ``here``
     are the placed jobs that count there, and ``unlocated`` is how many of them do because no agent tells where they run: the
-    branches of which no agent tells share those in equal parts, ``blind_share`` each (0: agents tell of this one).
+    branches of which no agent tells share those in equal parts, ``blind_share`` each (0: agents tell of this one). What is "at
+    the meter" is on a branch what its GPUs draw: its meter sees no cooling, so the ``view`` of a branch's room has PUE 1.
+    ``asked_in``, ``answers`` and ``offers`` are what ``no_place`` has found out since the room last changed.
     """
 
     view: RegionView
@@ -58,6 +60,9 @@ class Room:
     here: list[JobView] = field(default_factory=list)
     unlocated: int = 0
     blind_share: float = 0.0
+    asked_in: tuple[float, ...] | None = field(default=None, repr=False, compare=False)
+    answers: dict[tuple[object, ...], str | None] = field(default_factory=dict, repr=False, compare=False)
+    offers: dict[tuple[object, ...], Offers] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def name(self) -> str:
@@ -73,8 +78,13 @@ class Room:
 
     @property
     def other_w(self) -> float:
-        """What draws here and is none of gridshift's jobs, W at the meter."""
-        return self.view.bypass_w if self.branch is None else self.branch.other_w
+        """What is known to draw here and is none of gridshift's jobs, W at the meter."""
+        return self.view.bypass_w if self.branch is None else self.branch.other_w or 0.0
+
+    @property
+    def is_dark(self) -> bool:
+        """Whether some of what draws here is not known, so that nothing more may be put on it while it has a limit."""
+        return self.branch is not None and self.branch.other_w is None
 
     def share_of(self, job: JobView) -> float:
         """The share of a placed job that counts here. On a branch of which no agent tells, its part of what is not known to be
@@ -196,7 +206,7 @@ class Room:
             self.pool_gpus[gpu_type] = self.pool_gpus.get(gpu_type, 0.0) + times * gpus
             self.pool_w[gpu_type] = self.pool_w.get(gpu_type, 0.0) + times * power_w * self.view.pue
         for place in self.places:  # on which of them it lands is the cluster's to decide
-            place.arriving_w += times * power_w * self.view.pue
+            place.arriving_w += times * power_w
             place.arriving_gpus += times * gpus
 
     @property
@@ -254,11 +264,11 @@ def empty_room(view: RegionView, budgets: Iterable[Budget], when: datetime, gate
 
 
 def _branch_room(view: RegionView, branch: BranchView, budgets: Iterable[Budget], when: datetime) -> Room:
-    """A branch's room at ``when`` with nothing of gridshift's in it; ``budgets`` are its own."""
+    """A branch's room at ``when`` with nothing of gridshift's in it; ``budgets`` are its own. ``view`` has PUE 1."""
     budgets = tuple(budgets)
     limit_w, reason = _lowest(branch.power_limit_w, "branch limit", budgets, when)
     coming = _ahead(budgets, when)
-    return Room(view, 0.0, 0, branch.other_w, 0.0, limit_w, reason, coming, now=when, branch=branch)
+    return Room(view, 0.0, 0, branch.other_w or 0.0, 0.0, limit_w, reason, coming, now=when, branch=branch)
 
 
 def limits_on(room: Room, world: World) -> list[Budget]:
@@ -329,7 +339,7 @@ def rooms(world: World) -> dict[str, Room]:
                 paused_w[job.region] += running_w(made[job.region], job) * made[job.region].view.pue
         for room in made.values():
             for one in (room, *room.places):
-                _way_back(one, world, paused_w[room.view.name])
+                _way_back(one, world, paused_w[room.view.name] / room.view.pue * one.view.pue)
     return made
 
 
@@ -344,7 +354,7 @@ def _count(room: Room, job: JobView, power_w: float) -> None:
 
 def _add_places(room: Room, world: World) -> None:
     """Give a region the rooms of its branches, filled with the shares of jobs that are there, or may be."""
-    view = room.view
+    view = replace(room.view, pue=1.0)  # a branch's meter sees no cooling
     mine = [budget for budget in world.branch_budgets if budget.region == view.name]
     places = {
         branch.name: _branch_room(view, branch, (one for one in mine if one.branch == branch.name), world.now)

@@ -4,6 +4,7 @@ Each turns answers of the control plane into HTML; it asks nobody anything. What
 simulated is called so wherever it stands.
 """
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from html import escape
@@ -14,7 +15,7 @@ from ui.fleet import SIMULATED
 from ui.words import UNKNOWN, Json, away_text, box, clock_text, duration_text, number_text, power_text, table, time_of
 
 #: What alarms of demand response are about, by how their keys begin.
-_ALARMS = ("limit ", "caps ", "message ", "open ", "floor ", "reference ", "vtn ", "hint ", "meter ")
+_ALARMS = ("limit ", "caps ", "message ", "open ", "floor ", "reference ", "vtn ", "hint ", "meter ", "trigger ")
 #: How jobs that give way to a limit say so.
 _GIVES_WAY = ("may draw", "about to be limited")
 #: Rows shown at most of what is done, and of what is over.
@@ -253,7 +254,8 @@ def _outcome(report: Json | str | None) -> tuple[str, str]:
 
 
 def _report_link(event: Json, address: str, linked: bool) -> str:
-    command = f"gridshift events report {event['event_id']} --source {event['source']} --html report.html"
+    event_id, source = shlex.quote(str(event["event_id"])), shlex.quote(str(event["source"]))
+    command = f"gridshift events report --source {source} --html report.html -- {event_id}"  # ids may begin with a dash
     if not linked:
         return f'<code class="gs-id">{escape(command)}</code><small>a browser has no token</small>'
     url = escape(f"{address}{report_path(event)}?format=html", quote=True)
@@ -263,7 +265,7 @@ def _report_link(event: Json, address: str, linked: bool) -> str:
 def how_to(regions: Sequence[Json]) -> str:
     """What to do where no event was ever heard of."""
     region = str(regions[0]["name"]) if regions else "REGION"
-    command = f"gridshift events create --region {region} --limit-w 40000 --duration 1h --test"
+    command = f"gridshift events create --region {shlex.quote(region)} --limit-w 40000 --duration 1h --test"
     return box(
         "fine",
         "<b>No event is known.</b> A utility or aggregator sends them as a signed webhook or over OpenADR: name it under"

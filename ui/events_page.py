@@ -196,7 +196,11 @@ def over() -> None:
         if (told := _report(one, there[1])) is not None:
             reports[event_outcomes.event_key(one)] = told
     shown = event_outcomes.past(listed, reports, there[1], api().address, not api().has_token)
-    st.html(_heading("Past events") + shown)
+    older = answer.get("left_out")
+    more = (
+        f'<div class="gs gs-dim">{older:,} more are not listed here; <code>gridshift events list --all</code> has them.</div>'
+    )
+    st.html(_heading("Past events") + shown + (more if older else ""))
 
 
 def _report(event: Json, now: datetime) -> Json | str | None:

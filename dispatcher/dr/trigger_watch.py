@@ -21,6 +21,8 @@ from signals.series import SlotSeries
 
 #: Prices behind us that are looked at: a local day and its change of clocks, and an event of a day.
 LOOK_BACK = timedelta(hours=26)
+#: How a price came about that may start or end an event.
+SETTLED = frozenset({Quality.MEASURED, Quality.ESTIMATED})
 
 
 class Prices(Protocol):
@@ -71,20 +73,20 @@ class Triggers:
     def alarms(self, now: datetime) -> Iterator[tuple[str, str | None, str]]:
         """(key, region, sentence): prices that are not known, budgets that are used up."""
         for name, said in self._said.items():
-            for index, sentence in enumerate(said.decision.alarms):
-                yield f"trigger {name} {index}", said.region, f"trigger {name}: {sentence}"
+            for what, sentence in said.decision.alarms:
+                yield f"trigger {name} {what}", said.region, f"trigger {name}: {sentence}"
 
     def _known(self, region: str, now: datetime) -> tuple[list[Price], str]:
-        """Published prices, those behind us by the points kept of the series that is in use."""
+        """Published prices of the series that is in use, those behind us too. A feed's own forecast is none."""
         series = self._prices.series(region, "price")
         if series is None:
             return [], ""
-        start = series.start - LOOK_BACK
-        points = self._prices.points(region, "price", start, series.start, now) or ()
-        kept = [point for point in points if point.unit == series.unit and point.quality is not Quality.SUSPECT]
-        slots = int(LOOK_BACK.total_seconds() // series.slot_s)
-        before = slot_series(kept, now=now, start=start, slot_s=series.slot_s, slots=slots, unit=series.unit)
-        return [*_published(before), *_published(series)], series.unit
+        start, slots = series.start - LOOK_BACK, int(LOOK_BACK.total_seconds() // series.slot_s) + len(series.values)
+        end = start + timedelta(seconds=slots * series.slot_s)
+        points = self._prices.points(region, "price", start, end, now) or ()
+        kept = [point for point in points if point.unit == series.unit and point.quality in SETTLED]
+        known = slot_series(kept, now=now, start=start, slot_s=series.slot_s, slots=slots, unit=series.unit)
+        return _published(known), series.unit
 
     def _held(self, trigger: TriggerConfig, since: datetime) -> dict[str, Held]:
         """The events that it has made so far and that its budget counts, or that are not over."""
@@ -126,7 +128,7 @@ class Triggers:
 
 
 def _published(series: SlotSeries) -> list[Price]:
-    """The slots, known where they are published: what we forecast, hold or repeat starts nothing and ends nothing."""
+    """The slots, known where they are published: what is repeated from an earlier day starts nothing and ends nothing."""
     slot = timedelta(seconds=series.slot_s)
     return [
         Price(series.start + index * slot, series.start + (index + 1) * slot, value if basis == PUBLISHED else None)

@@ -16,10 +16,10 @@ Span = tuple[datetime, datetime]
 @dataclass(frozen=True, slots=True)
 class Rule:
     """See config_trigger.TriggerConfig. With ``highest_hours`` it is about the dearest hours of a day; else about a price that
-    reaches ``above`` and falls below ``release``. ``hours`` are of the day in ``zone``."""
+    reaches ``above_per_mwh`` and falls below ``release_per_mwh``. ``hours`` are of the day in ``zone``."""
 
-    above: float | None
-    release: float | None
+    above_per_mwh: float | None
+    release_per_mwh: float | None
     least_s: float
     longest_s: float
     highest_hours: int | None
@@ -53,11 +53,11 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What a slot costs, as it is published; ``value`` None: not known."""
+    """What energy costs in a slot, a MWh, as it is published; None: not known."""
 
     start: datetime
     end: datetime
-    value: float | None
+    per_mwh: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,23 +89,24 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Events to be made or changed (those that stay as they are may be among them), and what an operator must be told."""
+    """Events to be made or changed (those that stay as they are may be among them), and what an operator must be told: what
+    each alarm is of, and its sentence."""
 
     wanted: tuple[Wanted, ...] = ()
-    alarms: tuple[str, ...] = ()
+    alarms: tuple[tuple[str, str], ...] = ()
 
 
 def decide(rule: Rule, prices: Sequence[Price], held: Mapping[str, Held], now: datetime, unit: str = "") -> Decision:
     """What should be, by the prices known at ``now``: slots in order of time, those behind us as far as they matter, a
     day and two hours ago. ``held`` are all events of this trigger so far."""
     current = next((price for price in prices if price.start <= now < price.end), None)
-    alarms: list[str] = []
-    if current is None or current.value is None:
-        alarms.append("the price of now is not known: nothing is started by it, and nothing ended")
+    alarms: list[tuple[str, str]] = []
+    if current is None or current.per_mwh is None:
+        alarms.append(("price", "the price of now is not known: nothing is started by it, and nothing ended"))
     elif rule.highest_hours and _hours(now.astimezone(ZoneInfo(rule.zone)).date(), ZoneInfo(rule.zone), prices) is None:
-        alarms.append("not all prices of today are known: its highest-priced hours cannot be told")
+        alarms.append(("day", "not all prices of today are known: its highest-priced hours cannot be told"))
     found = _highest(rule, prices, held, now, unit) if rule.highest_hours else _above(rule, prices, held, now, unit)
-    return _within_budget(rule, tuple(found), held, tuple(alarms))
+    return _within_budget(rule, tuple(found), held, now, tuple(alarms))
 
 
 # --- the price is above a value -----------------------------------------------------------------------------------
@@ -126,9 +127,9 @@ def _above(rule: Rule, prices: Sequence[Price], held: Mapping[str, Held], now: d
             continue
         used.add(key)
         until, low = _fall(rule, ahead, start)
-        known = all(price.value is not None for price in ahead if price.start < until and end < price.end)
+        known = all(price.per_mwh is not None for price in ahead if price.start < until and end < price.end)
         if low is not None and (until < end or (until > end and known)):
-            why = f"{_said(low, unit)}, below {rule.release:g}" if rule.may(low.start) else "its hours are over"
+            why = f"{_said(low, unit)}, below {rule.release_per_mwh:g}" if rule.may(low.start) else "its hours are over"
             yield Wanted(key, ((start, until),) if until > now else (), why)
             end = until
         free_at, armed = max(free_at, end), _ended_early(rule, ((start, end),))
@@ -137,18 +138,20 @@ def _above(rule: Rule, prices: Sequence[Price], held: Mapping[str, Held], now: d
         same = next((k for k, one in live if k not in used and one.spans[0][0] < end and start < one.spans[0][1]), None)
         key = same or f"{start:%Y-%m-%dT%H%MZ}"
         used.add(key)
-        yield Wanted(key, ((start, end),), f"{_said(first, unit)}, at or above {rule.above:g}")
+        yield Wanted(key, ((start, end),), f"{_said(first, unit)}, at or above {rule.above_per_mwh:g}")
     # 3. what was to begin, and is known not to any more
     for key, one in live:
         start, end = one.spans[0]
         covering = [price for price in ahead if price.start < end and start < price.end]
-        if key not in used and covering and all(price.value is not None for price in covering):
+        if key not in used and covering and all(price.per_mwh is not None for price in covering):
             yield Wanted(key, (), f"the price was revised: {_said(covering[0], unit)}")
 
 
 def _low(rule: Rule, price: Price) -> bool:
     """Whether it is known that nothing is to be asked for in this slot."""
-    return not rule.may(price.start) or (price.value is not None and rule.release is not None and price.value < rule.release)
+    return not rule.may(price.start) or (
+        price.per_mwh is not None and rule.release_per_mwh is not None and price.per_mwh < rule.release_per_mwh
+    )
 
 
 def _fall(rule: Rule, prices: Sequence[Price], start: datetime) -> tuple[datetime, Price | None]:
@@ -182,7 +185,7 @@ def _runs(rule: Rule, prices: Sequence[Price], begin: datetime, armed: bool) -> 
             continue
         if _low(rule, price):
             armed = True
-        elif armed and price.value is not None and rule.above is not None and price.value >= rule.above:
+        elif armed and price.per_mwh is not None and rule.above_per_mwh is not None and price.per_mwh >= rule.above_per_mwh:
             start = max(price.start, busy_until)
             busy_until, _ = _fall(rule, prices, start)
             armed = _ended_early(rule, ((start, busy_until),))
@@ -201,17 +204,24 @@ def _highest(rule: Rule, prices: Sequence[Price], held: Mapping[str, Held], now:
             continue  # not all of it is known (yet)
         key = day.isoformat()
         before = held.get(key)
-        begun = tuple(span for span in (before.spans if before is not None else ()) if span[0] <= now)
+        begun = _begun(before.spans, now) if before is not None else ()
         left = (rule.highest_hours or 0) - sum((end - start) / HOUR for start, end in begun)
-        allowed = [(at, mean) for at, mean in hours if rule.may(at) and (rule.above is None or mean >= rule.above)]
+        allowed = [
+            (at, mean) for at, mean in hours if rule.may(at) and (rule.above_per_mwh is None or mean >= rule.above_per_mwh)
+        ]
         best = sorted(allowed, key=lambda one: (-one[1], one[0]))[: rule.highest_hours]
         busy_until = max((end for _, end in begun), default=now)
         coming = [(at, mean) for at, mean in best if at >= busy_until][: max(0, round(left))]
         spans = _joined([*begun, *((at, at + HOUR) for at, _ in coming)])
         if spans or (before is not None and before.spans and not before.cancelled):
-            lowest = min((mean for _, mean in best), default=None)
-            told = "" if lowest is None else f", each at {lowest:.6g}{unit and ' ' + unit} or more"
-            yield Wanted(key, spans, f"the {len(best)} highest-priced hours of {key}{told}")
+            means = [mean for at, mean in hours if any(start < at + HOUR and at < end for start, end in spans)]
+            told = f", each at {min(means):.6g}{unit and ' ' + unit} or more" if means else ""
+            yield Wanted(key, spans, f"the {len(means)} highest-priced hours of {key}{told}")
+
+
+def _begun(spans: Sequence[Span], now: datetime) -> tuple[Span, ...]:
+    """The hours of spans that have begun: those that follow in one span are decided again."""
+    return tuple((start, min(end, start + ((now - start) // HOUR + 1) * HOUR)) for start, end in spans if start <= now)
 
 
 def _hours(day: date, zone: ZoneInfo, prices: Sequence[Price]) -> list[tuple[datetime, float]] | None:
@@ -223,7 +233,7 @@ def _hours(day: date, zone: ZoneInfo, prices: Sequence[Price]) -> list[tuple[dat
     at = begin
     while at < end:
         parts = [
-            ((min(p.end, at + HOUR) - max(p.start, at)) / HOUR, p.value) for p in prices if p.start < at + HOUR and at < p.end
+            ((min(p.end, at + HOUR) - max(p.start, at)) / HOUR, p.per_mwh) for p in prices if p.start < at + HOUR and at < p.end
         ]
         if abs(sum(share for share, _ in parts) - 1) > 1e-9:
             return None
@@ -251,9 +261,11 @@ def _joined(spans: Sequence[Span]) -> tuple[Span, ...]:
 # --- the budget ---------------------------------------------------------------------------------------------------
 
 
-def _within_budget(rule: Rule, found: tuple[Wanted, ...], held: Mapping[str, Held], alarms: tuple[str, ...]) -> Decision:
-    """What is within the events and hours of each period. What has begun is kept as it was decided; an event that does not fit
-    is cut or left out, and said."""
+def _within_budget(
+    rule: Rule, found: tuple[Wanted, ...], held: Mapping[str, Held], now: datetime, alarms: tuple[tuple[str, str], ...]
+) -> Decision:
+    """What is within the events and hours of each period. An event that does not fit is cut or left out, and said; one that has
+    begun keeps the hours that it was made with, though the budget was lowered since."""
     others = {key: one for key, one in held.items() if key not in {w.event_id for w in found}}
     counted = [one.spans for one in others.values() if one.spans]
     kept: list[Wanted] = []
@@ -267,19 +279,23 @@ def _within_budget(rule: Rule, found: tuple[Wanted, ...], held: Mapping[str, Hel
         hours_left = None
         if rule.max_hours is not None:
             hours_left = rule.max_hours - sum((end - start) / HOUR for spans in same for start, end in spans)
-        if rule.max_events is not None and len(same) >= rule.max_events:
-            said.append(_used_up(rule, period, f"{rule.max_events} events", one))
+        before = held.get(one.event_id)
+        has_begun = before is not None and bool(before.spans) and before.spans[0][0] <= now
+        if hours_left is not None and before is not None and has_begun:
+            hours_left = max(hours_left, before.hours)
+        if rule.max_events is not None and len(same) >= rule.max_events and not has_begun:
+            said.append((f"budget {one.event_id}", _used_up(rule, period, f"{rule.max_events} events", one)))
             spans: tuple[Span, ...] = ()
         elif hours_left is not None:
             spans = _cut(one.spans, hours_left)
             if spans != one.spans:
-                said.append(_used_up(rule, period, f"{rule.max_hours:g} hours", one))
+                said.append((f"budget {one.event_id}", _used_up(rule, period, f"{rule.max_hours:g} hours", one)))
         else:
             spans = one.spans
         if spans:
             counted.append(spans)
             kept.append(Wanted(one.event_id, spans, one.sentence))
-        elif one.event_id in held and held[one.event_id].spans:
+        elif before is not None and before.spans:
             kept.append(Wanted(one.event_id, (), "its budget is used up"))
     return Decision(tuple(kept), tuple(dict.fromkeys(said)))
 
@@ -300,5 +316,5 @@ def _used_up(rule: Rule, period: datetime, what: str, one: Wanted) -> str:
 
 
 def _said(price: Price, unit: str) -> str:
-    value = "unknown" if price.value is None else f"{price.value:.6g}{unit and ' ' + unit}"
+    value = "unknown" if price.per_mwh is None else f"{price.per_mwh:.6g}{unit and ' ' + unit}"
     return f"the price from {price.start:%Y-%m-%d %H:%M}Z is {value}"

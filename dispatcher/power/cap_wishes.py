@@ -47,7 +47,7 @@ class Wish(NamedTuple):  # ten thousand of them at once, so what is made fastest
 @dataclass(frozen=True, slots=True)
 class Limit:
     """A limit on a region's draw, W at the meter (inf: none of the site, only its branches'), and whose it is. With ``branch``
-    it is that branch's alone. ``recovery_s`` is how long load takes to come back after it."""
+    it is that branch's alone, and of what the GPUs there draw: a branch's meter sees no cooling. ``recovery_s`` is how long load takes to come back after it."""
 
     key: str
     kind: str
@@ -109,7 +109,7 @@ def on_limits(
     learned: Learned,
     trust: float = 1.0,
 ) -> tuple[list[Wish], list[Trouble]]:
-    """Leases that keep each of ``limits`` and the limits of ``branches`` (W at the meter), and what they cannot do. ``draws``
+    """Leases that keep each of ``limits`` and the limits of ``branches`` (W at the GPUs), and what they cannot do. ``draws``
     is what each GPU draws uncapped, by uuid; one that is missing there is idle or unknown. ``trust``, 0 to 1: how
     far what is measured allows to do with a small margin, and to give GPUs on top what they leave undrawn of their limits."""
     limits = [one for one in limits if math.isfinite(one.limit_w) or any(branches.values())]
@@ -133,10 +133,12 @@ def on_limits(
         troubles.append(Trouble(f"draw unknown {view.name}", view.name, sentence))
     for limit in limits:
         kind = limit.kind if spares else ""
-        (groups, fixed_w, _), units = looks[kind], units_of[kind]
+        (groups, fixed_w, _, unseen_w), units = looks[kind], units_of[kind]
         caps = [limit.limit_w if limit.branch is None else view.power_limit_w or math.inf]
         for name in names:
-            caps.append(min(branches.get(name) or math.inf, limit.limit_w if limit.branch == name else math.inf))
+            # The tree counts W at the site's meter throughout; a branch's limit is of its GPUs alone.
+            most_w = min(branches.get(name) or math.inf, limit.limit_w if limit.branch == name else math.inf)
+            caps.append(most_w * view.pue)
         tree = Tree(
             (view.name, *names),
             np.array([-1] + [0] * len(names), dtype=np.int64),
@@ -148,7 +150,7 @@ def on_limits(
         if found.shortfalls:
             found = allocate(replace(units, pause_rank=_pause_ranks(groups, jobs)), tree)
         wishes += _leases(found, groups, limit, jobs, trust)
-        troubles += _told(found, groups, limit, view, leaf_of, jobs)
+        troubles += _told(found, groups, limit, view, leaf_of, jobs, unseen_w)
     return wishes, troubles
 
 
@@ -160,13 +162,13 @@ def _groups(
     draws: Mapping[str, Draw],
     *,
     spare_foreign: bool,
-) -> tuple[list[Group], list[float], int]:
-    """GPUs by what they run, W at the meter that no cap changes, of the site and of each branch, and how many GPUs tell
-    neither what they draw nor what they may. ``spare_foreign``: GPUs with work of others on them are not to be capped."""
+) -> tuple[list[Group], list[float], int, float]:
+    """GPUs by what they run, W at the meter that no cap changes, of the site and of each branch, how many GPUs tell
+    neither what they draw nor what they may, and which part of the site's W is only stated, by jobs that no agent sees. ``spare_foreign``: GPUs with work of others on them are not to be capped."""
     fixed_w = [view.bypass_w, *[0.0] * len(leaf_of)]
     groups: dict[tuple[str | tuple[str, ...], int, str, str], Group] = {}
     seen: dict[str, int] = {}
-    unknown = 0
+    unknown, unseen_w = 0, 0.0
     kept = {job_id for job_id, job in jobs.items() if job.flex.may_be_slowed}
     for node in nodes:
         leaf = leaf_of.get(node.branch, 0) if node.branch is not None else 0
@@ -201,11 +203,12 @@ def _groups(
         if one.region == view.name and one.state in PLACED:
             # Work that no agent has seen (yet): what its owner says it draws.
             unseen = 1.0 if one.flex.gpus <= 0 else max(0.0, 1.0 - seen.get(one.id, 0) / one.flex.gpus)
-            fixed_w[0] += unseen * one.flex.power_w * view.pue
+            unseen_w += unseen * one.flex.power_w * view.pue
+    fixed_w[0] += unseen_w
     for group in groups.values():
         group.full_w /= len(group.gpus)
         group.unused /= len(group.gpus)
-    return list(groups.values()), fixed_w, unknown
+    return list(groups.values()), fixed_w, unknown, unseen_w
 
 
 def known_draw(gpu: GpuLive, node: NodeLive, draw: Draw | None) -> float | None:
@@ -397,8 +400,10 @@ def _told(
     view: RegionView,
     leaf_of: Mapping[str, int],
     jobs: Mapping[str, JobView],
+    unseen_w: float,
 ) -> list[Trouble]:
-    """What caps alone cannot reach, and who would have to pause. What gives way already is no trouble."""
+    """What caps alone cannot reach, and who would have to pause. What gives way already is no trouble. ``unseen_w`` of what the
+    site draws is only stated, by jobs that no agent sees: on no branch do they count."""
     by_number = list(dict.fromkeys(group.jobs for group in groups))
     unable: dict[str, int] = {}
     for group in groups:
@@ -406,10 +411,14 @@ def _told(
             unable[group.why_not] = unable.get(group.why_not, 0) + len(group.gpus)
     more = "".join(f"; {count} GPUs are not capped: {why}" for why, count in unable.items())
     troubles = []
+    measured = "as measured"
+    if unseen_w > 0:
+        measured += f", and with {kw(unseen_w)} that jobs are stated to draw which no agent sees,"
     for short in found.shortfalls:
         is_site = short.name == view.name
         given_w, gone = _given_w(found, groups, jobs, None if is_site else leaf_of[short.name], view.pue)
-        short_w, missing_w = short.short_w - given_w, short.missing_w - given_w
+        of_limit = 1.0 if is_site else view.pue  # a branch's limit is of its GPUs alone
+        short_w, missing_w = (short.short_w - given_w) / of_limit, (short.missing_w - given_w) / of_limit
         if short_w <= 0:
             continue
         ids = [job_id for number in short.pause for job_id in by_number[number]]
@@ -425,7 +434,7 @@ def _told(
                 # The same trouble as what the control loop tells of this limit from what jobs state.
                 limit_key(view.name) if is_site else limit_key(view.name, short.name),
                 view.name,
-                f"as measured {where} is {kw(short_w)} above its limit ({limit.reason}{until}) with every GPU at its lowest "
+                f"{measured if is_site else 'as measured'} {where} is {kw(short_w)} above its limit ({limit.reason}{until}) with every GPU at its lowest "
                 f"cap: {does}{more}",
             )
         )

@@ -33,14 +33,18 @@ class Placements:
         jobs: Mapping[str, JobView],
         limits_w: Mapping[str, float | None],
         *,
-        pue: float = 1.0,
+        pue: float = 1.0,  # noqa: ARG002
+        off_branches: bool = False,
         gpus: float | None = None,
     ) -> Placed:
         """What is where in a region now. ``jobs`` are those placed there, by id; ``limits_w`` has the branches that are known
-        without agents, with their standing limits (W at the meter; None: none); ``gpus`` is how many the region has (None: not
-        known). GPUs that no agent tells of are on the branches that no agent tells of, else on none ("")."""
+        without agents, with their standing limits (W at the GPUs; None: none); ``gpus`` is how many the region has (None: not
+        known). GPUs that no agent tells of are on the branches that no agent tells of. Where agents tell of every branch they
+        may lie on any of those: they offer no room of their own, unless the configuration says that the region has GPUs on no
+        branch (``off_branches``); then they count as those ("")."""
         counts: dict[str, int] = {}
         other_w: dict[str, float] = defaultdict(float)
+        dark: set[str] = set()  # branches with a GPU of which neither what it draws is known nor what it may
         seen: dict[str, dict[str, int]] = {}
         before, last = self._last.get(region, {}), dict[str, tuple[str, ...]]()
         for node in nodes:
@@ -54,7 +58,10 @@ class Placements:
                 if not all(map(jobs.__contains__, on_it)):
                     on_it = tuple(one for one in on_it if one in jobs)
                 if not on_it:
-                    other_w[branch] += (known_draw(gpu, node, None) or 0.0) * pue
+                    drawn_w = known_draw(gpu, node, None)
+                    other_w[branch] += drawn_w or 0.0
+                    if drawn_w is None:
+                        dark.add(branch)
                     continue
                 last[uuid] = on_it
                 for job_id in on_it:
@@ -66,11 +73,16 @@ class Placements:
         self._last[region] = last
         names = list(dict.fromkeys([*limits_w, *counts]))
         untold = 0.0 if gpus is None else max(0.0, gpus - sum(counts.values()))
-        if untold > 0 and all(name in counts for name in names):
+        if untold > 0 and off_branches and all(name in counts for name in names):
             names = list(dict.fromkeys([*names, ""]))
             counts[""] = counts.get("", 0) + round(untold)
         branches = tuple(
-            BranchView(name, limits_w.get(name), other_w.get(name, 0.0), float(counts[name]) if name in counts else None)
+            BranchView(
+                name,
+                limits_w.get(name),
+                None if name in dark else other_w.get(name, 0.0),
+                float(counts[name]) if name in counts else None,
+            )
             for name in names
         )
         return Placed(branches, {job_id: _shares(jobs[job_id], on) for job_id, on in seen.items()})

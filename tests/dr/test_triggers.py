@@ -29,7 +29,7 @@ DAY = NOW.replace(hour=0)
 
 
 def rule(**more: Any) -> Rule:
-    fields: dict[str, Any] = {"above": 500.0, "release": 400.0, "least_s": 900.0, "longest_s": 4 * 3600.0}
+    fields: dict[str, Any] = {"above_per_mwh": 500.0, "release_per_mwh": 400.0, "least_s": 900.0, "longest_s": 4 * 3600.0}
     rest = {"highest_hours": None, "months": None, "hours": None, "zone": "UTC"}
     return Rule(**{**fields, **rest, "max_events": None, "max_hours": None, "per": "season", **more})
 
@@ -65,7 +65,7 @@ def test_without_a_known_fall_the_longest_length_ends_it_and_the_price_must_fall
 
 def test_what_is_not_known_starts_nothing_and_ends_nothing() -> None:
     made = decide(rule(), hourly(None, None, None), held(-1, 3), NOW)
-    assert made.wanted == () and "nothing is started" in made.alarms[0]
+    assert made.wanted == () and "nothing is started" in made.alarms[0][1]
     assert decide(rule(), [], held(-1, 3), NOW).wanted == ()
     # nor is one withdrawn that has not begun, as long as some of its prices are not known
     assert decide(rule(), hourly(50, None, 50, 50), held(1, 3), NOW).wanted == ()
@@ -92,9 +92,9 @@ def test_it_acts_in_its_months_and_hours_only() -> None:
 def test_the_budget_of_a_period_is_kept_and_said() -> None:
     prices = hourly(50, 900, 900, 100, 900, 100)
     few = decide(rule(max_events=1), prices, {}, NOW)
-    assert spans(few) == [(1, 3)] and "the 1 events of its season since 2026-01-01 are used up" in few.alarms[0]
+    assert spans(few) == [(1, 3)] and "the 1 events of its season since 2026-01-01 are used up" in few.alarms[0][1]
     short = decide(rule(max_hours=2.5), prices, {}, NOW)
-    assert spans(short) == [(1, 3), (4, 4.5)] and "2.5 hours" in short.alarms[0]
+    assert spans(short) == [(1, 3), (4, 4.5)] and "2.5 hours" in short.alarms[0][1]
     # what was asked for earlier counts in its own month only
     last_month = {"old": Held(((NOW - 40 * 24 * HOUR, NOW - 40 * 24 * HOUR + 3 * HOUR),))}
     assert spans(decide(rule(max_hours=3, per="month"), prices, last_month, NOW)) == [(1, 3), (4, 5)]
@@ -107,7 +107,7 @@ def test_a_season_is_its_months_without_a_break() -> None:
 
 
 def test_the_dearest_hours_of_a_day_are_told_once_all_of_it_is_known() -> None:
-    one = rule(above=None, release=None, highest_hours=3)
+    one = rule(above_per_mwh=None, release_per_mwh=None, highest_hours=3)
     day = [10.0] * 24
     day[14], day[15], day[19], day[3] = 90.0, 80.0, 100.0, 95.0
     made = decide(one, hourly(*day, start=DAY), {}, NOW)
@@ -116,15 +116,35 @@ def test_the_dearest_hours_of_a_day_are_told_once_all_of_it_is_known() -> None:
     known = [*hourly(*day, start=DAY), *hourly(*[5.0] * 23, start=DAY + 24 * HOUR)]
     assert [w.event_id for w in decide(one, known, {}, NOW).wanted] == ["2026-03-02"]
     missing = decide(one, [p for p in known if p.start != NOW + HOUR], {}, NOW)
-    assert missing.wanted == () and "not all prices of today" in missing.alarms[0]
+    assert missing.wanted == () and "not all prices of today" in missing.alarms[0][1]
 
 
 def test_hours_that_have_begun_stay_when_prices_are_revised() -> None:
-    one = rule(above=None, release=None, highest_hours=2)
+    one = rule(above_per_mwh=None, release_per_mwh=None, highest_hours=2)
     day = [10.0] * 24
     day[18], day[20] = 200.0, 300.0
     before = {"2026-03-02": Held(((NOW - HOUR, NOW), (NOW + 4 * HOUR, NOW + 5 * HOUR)))}
     assert spans(decide(one, hourly(*day, start=DAY), before, NOW)) == [(-1, 0), (8, 9)]
+
+
+def test_hours_that_follow_in_a_span_that_has_begun_are_decided_again() -> None:
+    one = rule(above_per_mwh=None, release_per_mwh=None, highest_hours=2)
+    day = [10.0] * 24
+    day[12], day[20] = 200.0, 300.0
+    before = {"2026-03-02": Held(((NOW, NOW + 2 * HOUR),))}
+    made = decide(one, hourly(*day, start=DAY), before, NOW + 0.5 * HOUR)
+    assert spans(made) == [(0, 1), (8, 9)]
+    assert made.wanted[0].sentence == "the 2 highest-priced hours of 2026-03-02, each at 200 or more"
+
+
+def test_a_lowered_budget_counts_for_the_next_events_and_not_for_one_that_has_begun() -> None:
+    prices = hourly(800, 800, 800, 100, 800, 100)
+    before, later = {"2026-03-02T1200Z": Held(((NOW, NOW + 2 * HOUR),))}, NOW + 0.5 * HOUR  # it would go on for an hour more
+    assert spans(decide(rule(), prices, before, later)) == [(0, 3), (4, 5)]
+    assert spans(decide(rule(max_hours=1.0), prices, before, later)) == [(0, 2)]
+    other = {"x": Held(((NOW - 5 * HOUR, NOW - 3 * HOUR),)), **before}
+    assert spans(decide(rule(max_events=1), prices, other, later)) == [(0, 3)]
+    assert spans(decide(rule(max_hours=1.0), prices, before, NOW - HOUR)) == [(0, 1)], "it has not begun"
 
 
 # --- with the intake ----------------------------------------------------------------------------------------------
@@ -134,7 +154,7 @@ class Market:
     """Published prices that a test sets: hours from now on; points behind are what was said then."""
 
     def __init__(self, clock: VirtualClock) -> None:
-        self.clock, self.values = clock, dict[datetime, float]()
+        self.clock, self.values, self.quality = clock, dict[datetime, float](), Quality.MEASURED
 
     def series(self, region: str, what: str) -> SlotSeries:
         start = self.clock.now().replace(minute=0, second=0)
@@ -144,7 +164,7 @@ class Market:
 
     def points(self, region: str, what: str, start: datetime, end: datetime, as_of: datetime) -> Sequence[SignalPoint]:
         return [
-            SignalPoint(region, Kind.PRICE, "EUR/MWh", at, at + HOUR, None, at, value, Quality.MEASURED, "market")
+            SignalPoint(region, Kind.PRICE, "EUR/MWh", at, at + HOUR, None, min(at, NOW), value, self.quality, "market")
             for at, value in self.values.items()
             if start <= at < end
         ]
@@ -154,7 +174,7 @@ class Site:
     """A trigger around a store and a clock, as the control plane puts it together."""
 
     def __init__(self, **more: Any) -> None:
-        given = {"above": 500.0, "release": 400.0, **more}
+        given = {"above_per_mwh": 500.0, "release_per_mwh": 400.0, **more}
         if "limit" not in given:
             given = {"limit_w": 40_000.0, **given}
         trigger = {"name": "spike", "region": "north", "kind": "price-above", **given}
@@ -223,6 +243,33 @@ def test_a_fall_of_the_price_releases_what_runs() -> None:
     assert late.history("2026-03-02T1200Z") == ["accepted", "cancelled"]
 
 
+@pytest.mark.parametrize("quality", [Quality.FORECAST, Quality.HELD, Quality.SUSPECT])
+def test_what_a_feed_only_forecasts_holds_or_doubts_starts_nothing_and_ends_nothing(quality: Quality) -> None:
+    site = Site()
+    site.market.quality = quality
+    site.prices(800, 800, 100)
+    site.look(0.1)
+    assert site.store.grid_events() == [] and "not known" in next(iter(site.triggers.alarms(site.clock.now())))[2]
+    site.market.quality = Quality.MEASURED
+    site.look(0.2)
+    (event,) = site.store.grid_events()
+    assert event.end == NOW + 2 * HOUR
+    site.market.quality = quality
+    site.prices(100, 100, 100)
+    site.look(0.3)
+    assert site.store.grid_events() == [event]
+
+
+def test_alarms_are_told_apart_by_what_they_are_of() -> None:
+    site = Site(max_events=1)
+    site.prices(800, 100, 800, 100)
+    site.look(0.1)
+    assert [key for key, _, _ in site.triggers.alarms(site.clock.now())] == ["trigger spike budget 2026-03-02T1400Z"]
+    site.market.values.clear()
+    site.look(0.2)
+    assert [key for key, _, _ in site.triggers.alarms(site.clock.now())] == ["trigger spike price"]
+
+
 def test_a_share_counts_from_the_first_load_and_an_unknown_one_is_an_alarm() -> None:
     site = Site(limit="-25% of baseline")
     site.prices(50, 800, 800)
@@ -270,14 +317,34 @@ BASE = '[[region]]\nname = "north"\naddress = "http://127.0.0.1:1"\n[[region.pri
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('name = "t"\nregion = "north"\nkind = "price-above"\nlimit_w = 1', "price-above needs above"),
-        ('name = "t"\nregion = "north"\nkind = "price-above"\nabove = 5\nlimit_w = 1\nrelease = 6', "must not be higher"),
-        ('name = "t"\nregion = "north"\nkind = "price-above"\nabove = 5', "give limit"),
-        ('name = "t"\nregion = "north"\nkind = "price-above"\nabove = 5\nlimit = "some"', "simple_levels.3"),
+        ('name = "t"\nregion = "north"\nkind = "price-above"\nlimit_w = 1', "price-above needs above_per_mwh"),
+        (
+            'name = "t"\nregion = "north"\nkind = "price-above"\nabove_per_mwh = 5\nlimit_w = 1\nrelease_per_mwh = 6',
+            "must not be higher",
+        ),
+        ('name = "t"\nregion = "north"\nkind = "price-above"\nabove_per_mwh = 5', "give limit"),
+        ('name = "t"\nregion = "north"\nkind = "price-above"\nabove_per_mwh = 5\nlimit = "some"', "simple_levels.3"),
         ('name = "t"\nregion = "south"\nkind = "price-highest"\nhighest_hours = 2\nlimit_w = 1', "'south' is not a region"),
         ('name = "t"\nregion = "north"\nkind = "price-highest"\nlimit_w = 1', "needs highest_hours"),
-        ('name = "t"\nregion = "north"\nkind = "price-above"\nabove = 5\nlimit_w = 1\nbranch = "x"', "[[region.branch]]"),
-        ('name = "t"\nregion = "north"\nkind = "price-above"\nabove = 5\nlimit_w = 1\nabov = 2', "did you mean 'above'"),
+        *(
+            (
+                f'name = "t"\nregion = "north"\nkind = "price-highest"\nhighest_hours = 2\nlimit_w = 1\n{key} = {value}',
+                f"{key} = {value.replace(chr(34), chr(39))} is for price-above; remove it, or change kind",
+            )
+            for key, value in (("least", '"20m"'), ("longest", '"1h"'), ("release_per_mwh", "4.0"))
+        ),
+        (
+            'name = "t"\nregion = "north"\nkind = "price-above"\nabove_per_mwh = 5\nlimit_w = 1\nhighest_hours = 2',
+            "highest_hours = 2 is for price-highest",
+        ),
+        (
+            'name = "t"\nregion = "north"\nkind = "price-above"\nabove_per_mwh = 5\nlimit_w = 1\nbranch = "x"',
+            "[[region.branch]]",
+        ),
+        (
+            'name = "t"\nregion = "north"\nkind = "price-above"\nabove_per_mwh = 5\nlimit_w = 1\nabove_per_mw = 2',
+            "did you mean 'above_per_mwh'",
+        ),
     ],
 )
 def test_wrong_triggers_are_named(tmp_path: Path, text: str, said: str) -> None:
@@ -290,7 +357,7 @@ def test_wrong_triggers_are_named(tmp_path: Path, text: str, said: str) -> None:
 
 def test_a_programme_may_settle_a_triggers_events(tmp_path: Path) -> None:
     path = tmp_path / "gridshift.toml"
-    trigger = 'name = "t"\nregion = "north"\nkind = "price-above"\nabove = 5\nlimit_w = 1\n'
+    trigger = 'name = "t"\nregion = "north"\nkind = "price-above"\nabove_per_mwh = 5\nlimit_w = 1\n'
     programme = '[[programme]]\nname = "p"\nevent_source = "trigger t"\ncurrency = "EUR"\n'
     path.write_text(BASE + trigger + programme, encoding="utf-8")
     assert [one.name for one in load(path, {}).event_sources] == ["trigger t"]

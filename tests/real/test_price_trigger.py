@@ -32,8 +32,8 @@ currency = "EUR"
 name = "spike"
 region = "north"
 kind = "price-above"
-above = 500
-release = 300
+above_per_mwh = 500
+release_per_mwh = 300
 limit_w = 1000
 recovery_s = 60
 """

@@ -1,6 +1,9 @@
 """The Demand response page: its parts, the page itself against a control plane, and in a real browser."""
 
-from datetime import timedelta
+import re
+import shlex
+from datetime import UTC, datetime, timedelta
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +76,17 @@ def test_a_browser_without_the_token_gets_the_command(page: AppTest, plane: Fake
     plane.token = "gs_secret"
     monkeypatch.setenv("GRIDSHIFT_TOKEN", plane.token)
     said = html(page.run())
-    assert "gridshift events report evt-20260302-07 --source utility --html" in said and "HTML report" not in said
-    assert "gs_secret" not in said
+    assert "gridshift events report --source utility --html report.html -- evt-20260302-07" in said
+    assert "HTML report" not in said and "gs_secret" not in said
+
+
+def test_a_command_to_copy_runs_nothing_that_a_sender_put_into_an_id() -> None:
+    event = {"event_id": "-x; rm -rf ~ $(id)", "source": "a 'b'", "state": "expired", "region": "eu"}
+    told = unescape(event_outcomes.past([event], {}, datetime(2026, 3, 2, tzinfo=UTC), "http://a", linked=False))
+    (command,) = re.findall(r"gridshift events report[^<]*", told)
+    assert shlex.split(command) == [
+        *("gridshift", "events", "report", "--source", "a 'b'", "--html", "report.html", "--", "-x; rm -rf ~ $(id)")
+    ]
 
 
 def test_an_empty_page_says_how_events_come_in(page: AppTest, plane: FakeControlPlane) -> None:
