@@ -111,8 +111,9 @@ EXAMPLE = """\
 #draw = 1.0
 #branch = "rack-1"
 
-# The power tree below the site: racks or PDUs with a limit of their own (W at the meter, 0 for none) and what cools them. A
-# node is on the branch that its Ray node label gridshift.branch names, or that [[region.node]] names for its hostname.
+# The power tree below the site: racks or PDUs with a limit of their own (W that their GPUs draw, without cooling; 0 for
+# none) and what cools them. A node is on the branch that its Ray node label gridshift.branch names, or that [[region.node]]
+# names for its hostname.
 #[[region.branch]]
 #name = "rack-1"
 #power_limit_w = 0

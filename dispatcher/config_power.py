@@ -77,7 +77,8 @@ class EnergyConfig(_Section):
 
 
 class BranchConfig(_Section):
-    """``[[region.branch]]``: a rack or PDU with a limit of its own (W at the meter, 0 for none), and what cools it."""
+    """``[[region.branch]]``: a rack or PDU with a limit of its own (W that its GPUs draw, as its meter sees them: without
+    cooling, so without PUE; 0 for none), and what cools it."""
 
     name: BranchName
     power_limit_w: float = Field(0.0, ge=0)

@@ -98,7 +98,9 @@ class WorldBuilder:
         told, shares = [], dict[str, Mapping[str, float]]()
         for view in regions:
             if (of_view := limits.get(view.name)) is not None:
-                there = self._placements.of(view.name, nodes, placed[view.name], of_view, pue=view.pue, gpus=view.gpus)
+                # GPUs off the branches are there where some pools name one, and others do not.
+                off = any(pool.branch for pool in view.pools) and any(not pool.branch for pool in view.pools)
+                there = self._placements.of(view.name, nodes, placed[view.name], of_view, gpus=view.gpus, off_branches=off)
                 view = replace(view, branches=there.branches)
                 shares |= there.shares
             told.append(view)

@@ -180,8 +180,8 @@ class Reserved:
 class BranchView:
     """One branch of a region's power tree (a row, rack or PDU; the name "" is for GPUs on no branch). ``power_limit_w`` is its
     standing limit and ``other_w`` what GPUs there draw that run none of gridshift's jobs, or nobody knows whose (None: not
-    known), both in W at the GPUs: a branch's meter sees no cooling. ``gpus`` is how many GPUs agents tell of there; None: no agent does, and jobs of which nobody knows where they
-    run may be there."""
+    known), both in W at the GPUs: a branch's meter sees no cooling. ``gpus`` is how many GPUs agents tell of there; None: no
+    agent does, and jobs of which nobody knows where they run may be there."""
 
     name: str
     power_limit_w: float | None = None

@@ -47,7 +47,8 @@ class Wish(NamedTuple):  # ten thousand of them at once, so what is made fastest
 @dataclass(frozen=True, slots=True)
 class Limit:
     """A limit on a region's draw, W at the meter (inf: none of the site, only its branches'), and whose it is. With ``branch``
-    it is that branch's alone, and of what the GPUs there draw: a branch's meter sees no cooling. ``recovery_s`` is how long load takes to come back after it."""
+    it is that branch's alone, and of what the GPUs there draw: a branch's meter sees no cooling. ``recovery_s`` is how long
+    load takes to come back after it."""
 
     key: str
     kind: str
@@ -164,7 +165,8 @@ def _groups(
     spare_foreign: bool,
 ) -> tuple[list[Group], list[float], int, float]:
     """GPUs by what they run, W at the meter that no cap changes, of the site and of each branch, how many GPUs tell
-    neither what they draw nor what they may, and which part of the site's W is only stated, by jobs that no agent sees. ``spare_foreign``: GPUs with work of others on them are not to be capped."""
+    neither what they draw nor what they may, and which part of the site's W is only stated, by jobs that no agent sees.
+    ``spare_foreign``: GPUs with work of others on them are not to be capped."""
     fixed_w = [view.bypass_w, *[0.0] * len(leaf_of)]
     groups: dict[tuple[str | tuple[str, ...], int, str, str], Group] = {}
     seen: dict[str, int] = {}
@@ -434,8 +436,8 @@ def _told(
                 # The same trouble as what the control loop tells of this limit from what jobs state.
                 limit_key(view.name) if is_site else limit_key(view.name, short.name),
                 view.name,
-                f"{measured if is_site else 'as measured'} {where} is {kw(short_w)} above its limit ({limit.reason}{until}) with every GPU at its lowest "
-                f"cap: {does}{more}",
+                f"{measured if is_site else 'as measured'} {where} is {kw(short_w)} above its limit ({limit.reason}{until}) "
+                f"with every GPU at its lowest cap: {does}{more}",
             )
         )
     return troubles

@@ -33,7 +33,6 @@ class Placements:
         jobs: Mapping[str, JobView],
         limits_w: Mapping[str, float | None],
         *,
-        pue: float = 1.0,  # noqa: ARG002
         off_branches: bool = False,
         gpus: float | None = None,
     ) -> Placed:

@@ -282,6 +282,33 @@ def test_a_paused_job_is_not_put_where_it_would_be_paused_again() -> None:
     assert isinstance(only(decide(replace(picture, jobs=(full, waits)))), Launch), "no GPUs are free on r1"
 
 
+@pytest.mark.parametrize(("pue", "other_w", "starts"), [(1.0, 0.0, True), (1.5, 0.0, True), (1.5, 1.0, False)])
+def test_a_branchs_limit_is_of_its_gpus_without_cooling(pue: float, other_w: float, starts: bool) -> None:
+    tight = [replace(one, power_limit_w=2000.0, other_w=other_w) for one in (A8, B8)]
+    jobs = [on("a1"), on("b1", "r2"), now_job()]
+    action = only(acts(jobs, *tight, pue=pue))
+    assert isinstance(action, Launch if starts else Hold)
+
+
+def test_where_what_draws_is_not_known_nothing_more_is_put_on_a_branch_with_a_limit() -> None:
+    dark = [replace(one, power_limit_w=9000.0, other_w=None) for one in (A8, B8)]
+    action = only(acts([now_job()], *dark))
+    assert isinstance(action, Hold) and "and what GPUs there draw that tell nothing of it" in action.reason
+    assert isinstance(only(acts([now_job()], dark[0], B8)), Launch), "the other one is known, and has no limit"
+
+
+def test_branches_are_looked_at_once_for_all_who_ask_until_something_is_launched() -> None:
+    home = rooms(site([], *(replace(one, power_limit_w=1000.0) for one in (A8, B8))))["a"]
+    assert home.refusal(1.0, 900.0) is None
+    offers = next(iter(home.offers.values()))
+    assert home.refusal(1.0, 1001.0, lead_s=60.0) is not None and [*home.offers.values()] == [offers]
+    assert next(iter(home.offers.values())) is offers and len(home.answers) == 2
+    home.take(1.0, 900.0)
+    assert home.refusal(1.0, 900.0) is not None, "it may have landed on either"
+    home.take(1.0, 900.0, times=-1)
+    assert home.refusal(1.0, 900.0) is None
+
+
 # --- what holds always --------------------------------------------------------------------------------------------------
 
 
@@ -309,13 +336,13 @@ def test_a_limit_is_met_or_told_and_nobody_elsewhere_gives_way(picture: World) -
     gone = set(asked(actions))
     for place in rooms(picture)["a"].places:
         assert place.branch is not None
-        left_w = place.branch.other_w
+        left_w = place.branch.other_w or 0.0
         for one in picture.jobs:
             if one.state is JobState.RUNNING:
                 watts = min(one.flex.power_w, one.capped_w or one.flex.power_w)
                 rest_w = 0.3 * one.flex.power_w if one.flex.pausable is Pausable.FREEZE else 0.0
                 watts = min(watts, rest_w) if one.id in gone else watts
-                left_w += watts * place.share_of(one) * picture.regions[0].pue
+                left_w += watts * place.share_of(one)  # no PUE: a branch's meter sees no cooling
         told = any(isinstance(one, Alarm) and one.key == f"limit a {place.branch.name}" for one in actions)
         if place.limit_w is not None:
             assert told == (left_w > place.limit_w + 1e-3)

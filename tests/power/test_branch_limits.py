@@ -24,9 +24,9 @@ RACKS = [{"name": "rack-1"}, {"name": "rack-2"}]
 BOTH: dict[str, float | None] = {"rack-1": None, "rack-2": None}
 
 
-def where(site: Site, known: Placements | None = None, gpus: float | None = None) -> Placed:
+def where(site: Site, known: Placements | None = None, gpus: float | None = None, **more: bool) -> Placed:
     placements = known if known is not None else Placements()
-    return placements.of("north", site.hub.nodes(), site.jobs, BOTH, pue=1.25, gpus=gpus)
+    return placements.of("north", site.hub.nodes(), site.jobs, BOTH, gpus=gpus, **more)
 
 
 class Plane:
@@ -86,7 +86,7 @@ def test_shares_of_jobs_and_what_else_draws_on_a_branch() -> None:
     assert told.shares == {"one": {"rack-1": 0.5, "rack-2": 0.5}, "wide": {"rack-1": 0.25, "rack-2": 0.5}}
     assert [(one.name, one.gpus) for one in told.branches] == [("rack-1", 3.0), ("rack-2", 3.0), ("", 1.0)]
     # An idle GPU draws 60 W, and one with work of nobody we know 600 W.
-    assert [one.other_w for one in told.branches] == [60.0 * 1.25, 600.0 * 1.25, 60.0 * 1.25]
+    assert [one.other_w for one in told.branches] == [60.0, 600.0, 60.0]
 
 
 def test_a_gpu_whose_user_is_not_told_keeps_who_was_there_and_else_counts_as_others() -> None:
@@ -99,11 +99,11 @@ def test_a_gpu_whose_user_is_not_told_keeps_who_was_there_and_else_counts_as_oth
     site.seconds(1)
     assert where(site, known).shares == {"one": {"rack-1": 1.0}}
     new = where(site)
-    assert new.shares == {} and new.branches[0].other_w > 0, "it draws all the same"
+    assert new.shares == {} and (new.branches[0].other_w or 0.0) > 0, "it draws all the same"
     site.agents = []
     site.seconds(20)
     assert where(site, known).shares == {"one": {"rack-1": 1.0}}, "its agent is silent"
-    assert where(site).branches[0].other_w == 700.0 * 1.25, "of which nothing is known counts with the most it may draw"
+    assert where(site).branches[0].other_w == 700.0, "of which nothing is known counts with the most it may draw"
     site.jobs.clear()
     assert where(site, known).shares == {}
 
@@ -115,9 +115,23 @@ def test_gpus_that_no_agent_tells_of_are_where_no_agent_tells() -> None:
     assert [(one.name, one.gpus) for one in where(site, gpus=8.0).branches] == [("rack-1", 2.0), ("rack-2", None)]
     site.agent("n2", [[]], branch="rack-2")
     site.seconds(1)
-    some = [(one.name, one.gpus) for one in where(site, gpus=8.0).branches]
+    assert [(one.name, one.gpus) for one in where(site, gpus=8.0).branches] == [("rack-1", 2.0), ("rack-2", 1.0)]
+    some = [(one.name, one.gpus) for one in where(site, gpus=8.0, off_branches=True).branches]
     assert some == [("rack-1", 2.0), ("rack-2", 1.0), ("", 5.0)]
-    assert [one.name for one in where(site, gpus=3.0).branches] == ["rack-1", "rack-2"]
+    assert [one.name for one in where(site, gpus=3.0, off_branches=True).branches] == ["rack-1", "rack-2"]
+
+
+def test_a_gpu_that_tells_neither_draw_nor_limits_makes_its_branch_s_draw_unknown() -> None:
+    site = Site()
+    site.agent("n1", [[], []], branch="rack-1")
+    site.agent("n2", [[]], branch="rack-2")
+    site.seconds(1)
+    silent = []
+    for node in site.hub.nodes():
+        gpus = [replace(gpu, power_w=None, default_w=None, max_w=None) for gpu in node.gpus]
+        silent.append(replace(node, gpus=tuple(gpus)) if node.branch == "rack-2" else node)
+    told = Placements().of("north", silent, site.jobs, BOTH)
+    assert [one.other_w for one in told.branches] == [120.0, None]
 
 
 # --- the control loop ---------------------------------------------------------------------------------------------------
@@ -136,7 +150,7 @@ def test_branches_are_looked_at_only_while_one_has_a_limit() -> None:
 def test_what_a_branchs_caps_can_meet_pauses_nobody_and_what_they_cannot_one_job_of_it() -> None:
     plane = Plane()
     plane.site.seconds(2)
-    plane.event(900.0)  # at their lowest the two draw 2 x 350 x 1.25 = 875 W
+    plane.event(900.0)  # at their lowest the two draw 2 x 350 = 700 W; its meter sees no cooling
     plane.site.seconds(5)
     assert plane.asked() == []
     deeper = Plane()
