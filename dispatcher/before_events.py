@@ -282,7 +282,8 @@ def _notes(world: World, region: RegionView, share: float, other_w: float | None
     if not region.reachable:
         yield "the region's cluster did not answer then: what ran there is as it was last known"
     if other_w is None:
-        yield "what no job draws is not in it: the site's draw was not measured when notice came"
+        base = f"the {region.bypass_w / 1000:,.1f} kW that bypass gridshift are" if region.bypass_w else "nothing is"
+        yield f"of what no job draws {base} in it: the site's draw was not measured when notice came"
     if share < 1:
         yield f"jobs count with {share:.0%} of the draw that is stated for them, for so much of it the meter saw"
     waiting = [

@@ -21,6 +21,9 @@ from policies.world import Budget, World
 STATES = ("scheduled", "active", "expired", "cancelled")
 #: Events that are over are told for so long, and so many events at once, unless more is asked for.
 SINCE, LIMIT, MOST = timedelta(days=30), 1000, 10_000
+#: The longest season of a programme.
+SEASON = timedelta(days=366)
+_FIRST = datetime(1970, 1, 1, tzinfo=UTC)
 _KNOWN = ("since", "state", "limit", "event_id")
 _LIVE = ("active", "scheduled")
 
@@ -45,8 +48,11 @@ class EventList:
     def _told(self, since: datetime | None, states: Sequence[str], limit: int, event_id: str | None) -> dict[str, Any]:
         services = self._services
         now = services.clock.now()
-        # What an event is worth may depend on how many calls its season has seen, however long ago.
-        whole = services.store.grid_events(ended_after=None if services.config.programmes else since)
+        # What an event is worth may depend on how many calls its season has seen.
+        first = since
+        if since is not None and services.config.programmes:
+            first = max(since, _FIRST) - SEASON
+        whole = services.store.grid_events(ended_after=first)
         found = [one for one in whole if since is None or (over := ended_at(one)) is None or over > since]
         found = [one for one in found if event_id in (None, one.event_id) and grid_event_state(one, now) in states]
         chosen = newest(found, now, limit)

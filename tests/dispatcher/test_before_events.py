@@ -139,7 +139,7 @@ def test_what_is_measured_beside_the_jobs_counts_throughout() -> None:
     assert (kept.plan_w[0], kept.plan_w[-1]) == (1400.0, 400.0) and kept.notes == ()
     unmeasured = made(picture)
     assert unmeasured.other_w is None and unmeasured.plan_w is not None and unmeasured.plan_w[-1] == 0.0
-    assert unmeasured.notes == ("what no job draws is not in it: the site's draw was not measured when notice came",)
+    assert unmeasured.notes == ("of what no job draws nothing is in it: the site's draw was not measured when notice came",)
 
 
 def test_jobs_that_draw_less_than_is_stated_are_not_believed() -> None:
