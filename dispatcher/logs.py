@@ -1,26 +1,32 @@
 """The logs of jobs, kept here so that they outlive clusters: one file an attempt, read as one log a job.
 
-The store knows files and nothing of clusters; the follower copies what clusters say into it and decides nothing.
+The store knows files and nothing of clusters; the follower copies what clusters say into it and decides nothing. It fetches
+whole logs now and then rather than holding Ray's websocket tails open: Ray's head holds one of the 100 connections that it has
+to a node for each, also for those whose client has gone, until their job prints again or ends; with all of them taken it
+answers no request any more that has to do with jobs on that node.
 """
 
 import asyncio
 import codecs
+import contextlib
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-
-from websockets.asyncio.client import connect
-from websockets.exceptions import WebSocketException
+from typing import TypeVar
 
 from dispatcher.clusters.ray_http import RayCluster
-from dispatcher.errors import ClusterUnreachable
+from dispatcher.errors import ClusterUnreachable, GridshiftError
 from dispatcher.store import Attempt
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 #: Bytes kept of one attempt's log.
 MAX_ATTEMPT_BYTES = 64 << 20
@@ -29,11 +35,20 @@ TAIL_POLL_S = 0.2
 #: How long a tail waits after the job's end for the last lines, wall seconds.
 SETTLE_S = 10.0
 CHUNK = 1 << 16
-#: Ray sends up to ten lines at a time; a longer frame than this is left to the final fetch.
-MAX_FRAME_BYTES = 16 << 20
+#: Wall seconds from one fetch of a running attempt's log to the next, while somebody reads it and else. It is fetched whole: a
+#: long one takes its time, and then is fetched for at most these shares of it.
+READ_S, KEEP_S = 1.0, 20.0
+READ_SHARE, KEEP_SHARE = 0.2, 0.02
+#: Fetches a second at most of all running attempts of a control plane that nobody reads.
+KEEP_RATE = 5.0
+#: How long reading waits for what has come since the last fetch, wall seconds.
+FRESH_S = 3.0
 MAX_BACKOFF_S = 30.0
-#: Websockets open at once to one cluster: each costs Ray's head a look at a file every second.
-MAX_FOLLOWED = 256
+#: What Ray says of a log with bytes that are no UTF-8: it gives none of it then.
+_NOT_TEXT = "codec can't decode"
+_UNREADABLE = (
+    b"--- what was printed here is not all UTF-8, and Ray hands out no such log; it is in its own files on the node ---\n"
+)
 FETCHES_AT_ONCE = 4
 FETCH_TRIES = 3
 
@@ -48,6 +63,13 @@ class LogStore:
         self._root, self._max_bytes = root, max_bytes
         self._lock = threading.Lock()
         self._open: set[tuple[str, int]] = set()
+        self._tails = Counter[str]()
+        #: Told of a job whose log somebody begins to read, with the seconds for which it may wait for newer lines to come.
+        self.on_read: Callable[[str, float], object] = lambda job_id, wait_s: None
+
+    def is_read(self, job_id: str) -> bool:
+        """Whether somebody tails the job's log now."""
+        return self._tails[job_id] > 0
 
     def begin(self, job_id: str, attempt: int, region: str, at: datetime) -> None:
         """An attempt begins, and its log stays open until ``settle``. From the second on, a line says where and when."""
@@ -82,7 +104,7 @@ class LogStore:
         What ``copy`` raises is raised, and nothing has changed then."""
         path = self._path(job_id, attempt)
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{path.name}.new")
+        temporary = path.with_name(f"{path.name}.{threading.get_ident()}.new")  # the last fetch may overlap one before it
         size = 0
         try:
             with temporary.open("wb") as file:
@@ -116,7 +138,8 @@ class LogStore:
         return sorted({int(name.partition(".")[0]) for name in names if name.endswith((".log", ".head"))})
 
     def read_all(self, job_id: str) -> str:
-        """All attempts as one text, each after the first under its own line; "" when nothing is held."""
+        """All attempts as one text, each after the first under its own line; "" when nothing is held. Blocks."""
+        self.on_read(job_id, FRESH_S)
         text = ""
         for attempt in self.attempts(job_id):
             text = _joined(text, self._head(job_id, attempt))
@@ -126,6 +149,17 @@ class LogStore:
 
     async def tail(self, job_id: str, is_ended: Callable[[], bool]) -> AsyncIterator[str]:
         """The same text from its beginning, and then what is added, until ``is_ended()`` and the last lines have come."""
+        self._tails[job_id] += 1
+        self.on_read(job_id, 0.0)
+        try:
+            async for piece in self._pieces(job_id, is_ended):
+                yield piece
+        finally:
+            self._tails[job_id] -= 1
+            if not self._tails[job_id]:
+                del self._tails[job_id]
+
+    async def _pieces(self, job_id: str, is_ended: Callable[[], bool]) -> AsyncIterator[str]:
         current, offset, at_line_start = 0, 0, True
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         ended_at: float | None = None
@@ -217,16 +251,9 @@ def _read(path: Path, offset: int) -> bytes:
         return b""
 
 
-class _Connect(connect):
-    """A connection that is where we asked for it or nowhere: a redirect could carry the token elsewhere."""
-
-    def process_redirect(self, exc: Exception) -> Exception | str:
-        """Refuse."""
-        return exc
-
-
 class LogFollower:
-    """Copies the logs of live attempts from their clusters into a LogStore while ``run`` runs.
+    """Copies the logs of live attempts from their clusters into a LogStore while ``run`` runs: each second while somebody reads
+    one, else every KEEP_S or so, and once more when an attempt has ended.
 
     ``clusters`` gives the (address, token) of a region. ``watch``, ``unwatch`` and ``finish`` may be called from any thread,
     also before ``run``; they return at once.
@@ -237,10 +264,18 @@ class LogFollower:
         self._lock = threading.Lock()
         self._wanted: dict[str, Attempt] = {}
         self._finishing: dict[str, Attempt] = {}
+        #: Attempts whose last lines have not come yet.
+        self._ending: dict[str, Attempt] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake = asyncio.Event()
         self._https: dict[str, RayCluster] = {}
-        self._slots: dict[str, asyncio.Semaphore] = {}
+        # By region: one whose cluster hangs must not keep the others waiting.
+        self._threads: dict[str, ThreadPoolExecutor] = {}
+        self._asked: dict[str, asyncio.Event] = {}
+        #: When the last fetch of each attempt began that succeeded, mono s.
+        self._fetched: dict[str, float] = {}
+        self._news = threading.Condition(self._lock)
+        store.on_read = self.refresh
 
     def watch(self, attempt: Attempt) -> None:
         """Follow this attempt's log until told otherwise; again is no error."""
@@ -253,6 +288,7 @@ class LogFollower:
         """Stop following, and leave the log as it is."""
         with self._lock:
             attempt = self._wanted.pop(submission_id, None)
+            self._fetched.pop(submission_id, None)
         if attempt is not None:
             self._store.settle(attempt.job_id, attempt.attempt)
         self._nudge()
@@ -262,8 +298,31 @@ class LogFollower:
         self._store.begin(attempt.job_id, attempt.attempt, attempt.region, attempt.launched_at)
         with self._lock:
             self._wanted.pop(attempt.submission_id, None)
-            self._finishing[attempt.submission_id] = attempt
+            self._fetched.pop(attempt.submission_id, None)
+            self._finishing[attempt.submission_id] = self._ending[attempt.submission_id] = attempt
         self._nudge()
+
+    def refresh(self, job_id: str, wait_s: float) -> None:
+        """Fetch the logs of a job's live attempts soon, and wait so long for them, and for the last lines of those that have
+        just ended, at most; not on the loop that fetches."""
+        asked, here = time.monotonic(), _running_loop()
+        with self._lock:
+            sids = [sid for held in (self._wanted, self._ending) for sid, one in held.items() if one.job_id == job_id]
+            if self._loop is None or not sids:
+                return
+            for sid in sids:
+                self._call(self._ask, sid)
+            if wait_s > 0 and here is not self._loop:
+                self._news.wait_for(lambda: all(self._is_fresh(sid, asked) for sid in sids), wait_s)
+
+    def _is_fresh(self, submission_id: str, asked: float) -> bool:
+        if submission_id in self._ending:
+            return False
+        return submission_id not in self._wanted or self._fetched.get(submission_id, float("-inf")) >= asked
+
+    def _ask(self, submission_id: str) -> None:
+        if (event := self._asked.get(submission_id)) is not None:
+            event.set()
 
     async def finalize(self, attempt: Attempt) -> None:
         """Fetch the whole log over HTTP and put it in the place of what we hold, unless the cluster is gone or knows less."""
@@ -272,28 +331,29 @@ class LogFollower:
         try:
             for again in range(FETCH_TRIES):
                 try:
-                    await asyncio.to_thread(self._store.replace, job_id, number, copy)
-                except ClusterUnreachable as error:
-                    if again + 1 == FETCH_TRIES or not error.maybe_sent:
+                    await self._in_thread(attempt.region, self._store.replace, job_id, number, copy)
+                except (ClusterUnreachable, OSError) as error:
+                    undecodable = _NOT_TEXT in str(error)
+                    sent = not isinstance(error, ClusterUnreachable) or error.maybe_sent
+                    if again + 1 == FETCH_TRIES or not sent or undecodable:
                         log.warning("the last lines of %s could not be fetched: %s", attempt.submission_id, error)
+                        if undecodable:
+                            self._store.append(job_id, number, _UNREADABLE)
                         return
                     await asyncio.sleep(2.0**again)
                     continue
                 return
         finally:
             self._store.settle(job_id, number)
+            with self._news:
+                self._ending.pop(attempt.submission_id, None)
+                self._news.notify_all()
 
     async def run(self) -> None:
         """Follow what is watched, until cancelled."""
         self._loop = asyncio.get_running_loop()
         following: dict[str, asyncio.Task[None]] = {}
         ending: set[asyncio.Task[None]] = set()
-        fetches = asyncio.Semaphore(FETCHES_AT_ONCE)
-
-        async def fetch(attempt: Attempt) -> None:
-            async with fetches:
-                await self.finalize(attempt)
-
         try:
             while True:
                 self._wake.clear()
@@ -309,7 +369,7 @@ class LogFollower:
                 for sid in wanted.keys() - following.keys():
                     following[sid] = asyncio.create_task(self._follow(wanted[sid]))
                 for attempt in finishing.values():
-                    task = asyncio.create_task(fetch(attempt))
+                    task = asyncio.create_task(self.finalize(attempt))
                     ending.add(task)
                     task.add_done_callback(ending.discard)
                 await self._wake.wait()
@@ -320,50 +380,56 @@ class LogFollower:
                 if not task.cancelling():
                     task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            for threads in self._threads.values():
+                threads.shutdown(wait=False, cancel_futures=True)
             for http in self._https.values():
                 http.close()
 
     async def _follow(self, attempt: Attempt) -> None:
-        slots = self._slots.setdefault(attempt.region, asyncio.Semaphore(MAX_FOLLOWED))
-        backoff_s = 0.5
-        while True:
-            async with slots:
-                try:
-                    if await self._copy(attempt):
-                        backoff_s = 0.5
-                except (OSError, EOFError, WebSocketException) as error:
-                    log.debug("tail of %s: %s", attempt.submission_id, error)
-            # A polite close also ends here: Ray's agent may have gone, or the job ended and we shall hear of it.
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(backoff_s * 2, MAX_BACKOFF_S)
+        """Keep the copy of an attempt's log up to date, until cancelled or the copy is full."""
+        job_id, number, sid = attempt.job_id, attempt.attempt, attempt.submission_id
+        asked = self._asked[sid] = asyncio.Event()
+        backoff_s = 0.0
+        try:
+            while not self._store.is_full(job_id, number):
+                asked.clear()
+                took_s = await self._in_thread(attempt.region, self._fetch, attempt, self._http(attempt.region))
+                backoff_s = min(max(2 * backoff_s, READ_S), MAX_BACKOFF_S) if took_s is None else 0.0
+                await self._pause(job_id, asked, took_s or 0.0, backoff_s)
+        finally:
+            if self._asked.get(sid) is asked:
+                del self._asked[sid]
 
-    async def _copy(self, attempt: Attempt) -> bool:
-        """Copy one tail until it closes; return whether anything new came. Ray's tail starts at the beginning each time."""
-        address, token = self._clusters(attempt.region)
-        url = f"ws{address.rstrip('/').removeprefix('http')}/api/jobs/{attempt.submission_id}/logs/tail"
-        headers = {} if token is None else {"Authorization": f"Bearer {token}", "X-Ray-Authorization": f"Bearer {token}"}
-        job_id, number = attempt.job_id, attempt.attempt
-        fresh = False
-        async with _Connect(
-            url,
-            additional_headers=headers,
-            proxy=None,
-            # Ray's dashboard hands an offer of compression on to its own backend, and then every frame gets lost.
-            compression=None,
-            max_size=MAX_FRAME_BYTES,
-            open_timeout=10,
-            close_timeout=1,
-        ) as tail:
-            skip = self._store.size(job_id, number)
-            async for frame in tail:
-                data = frame.encode("utf-8", "replace") if isinstance(frame, str) else frame
-                if self._store.is_full(job_id, number):
-                    continue
-                new, skip = data[skip:], max(0, skip - len(data))
-                if new:
-                    fresh = True
-                    self._store.append(job_id, number, new)
-        return fresh
+    def _fetch(self, attempt: Attempt, cluster: RayCluster) -> float | None:
+        """Copy an attempt's whole log as it is now; how long that took, s, or None where it was not to be had."""
+        began = time.monotonic()
+        copy = partial(cluster.copy_logs, attempt.submission_id)
+        try:
+            self._store.replace(attempt.job_id, attempt.attempt, copy)
+        except (GridshiftError, OSError) as error:
+            log.debug("the log of %s was not fetched: %s", attempt.submission_id, error)
+            return None
+        with self._news:
+            if attempt.submission_id in self._wanted:
+                self._fetched[attempt.submission_id] = began
+            self._news.notify_all()
+        return time.monotonic() - began
+
+    async def _in_thread(self, region: str, function: Callable[..., T], *args: object) -> T:
+        threads = self._threads.get(region)
+        if threads is None:
+            threads = self._threads[region] = ThreadPoolExecutor(FETCHES_AT_ONCE, thread_name_prefix=f"logs of {region}")
+        return await asyncio.get_running_loop().run_in_executor(threads, partial(function, *args))
+
+    async def _pause(self, job_id: str, asked: asyncio.Event, took_s: float, backoff_s: float) -> None:
+        """Wait until the next fetch is due after one that took so long; sooner when somebody begins to read, or after one that
+        did not work (``backoff_s`` > 0)."""
+        often_s = max(READ_S, took_s / READ_SHARE, backoff_s)
+        await asyncio.sleep(often_s)
+        if not backoff_s and not self._store.is_read(job_id):
+            seldom_s = max(KEEP_S, took_s / KEEP_SHARE, len(self._wanted) / KEEP_RATE)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asked.wait(), max(0.0, seldom_s - often_s))
 
     def _http(self, region: str) -> RayCluster:
         if region not in self._https:
@@ -371,9 +437,19 @@ class LogFollower:
         return self._https[region]
 
     def _nudge(self) -> None:
+        self._call(self._wake.set)
+
+    def _call(self, function: Callable[..., object], *args: object) -> None:
         loop = self._loop
         if loop is not None and not loop.is_closed():
             try:
-                loop.call_soon_threadsafe(self._wake.set)
+                loop.call_soon_threadsafe(function, *args)
             except RuntimeError:  # the loop closed in between: run() has ended, and there is nobody to tell
                 return
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

@@ -4,24 +4,22 @@ import asyncio
 import itertools
 import json
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
-from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-from websockets.asyncio.server import ServerConnection, serve
-from websockets.http11 import Request, Response
-from websockets.protocol import State
 
 from dispatcher.clusters import Submission
 from dispatcher.clusters.ray_http import RayCluster
 from dispatcher.errors import ClusterUnreachable
 from dispatcher.local_ray import LocalRay
-from dispatcher.logs import LogFollower, LogStore
+from dispatcher.logs import FRESH_S, READ_S, LogFollower, LogStore
 from dispatcher.store import Attempt
-from tests.helpers import free_port, log_of
+from tests.helpers import free_port, log_of, wait_until
 
 AT = datetime(2026, 3, 1, 12, 30, tzinfo=UTC)
 HEAD_2 = "--- attempt 2 in region north, 2026-03-01 12:30:00 UTC ---\n"
@@ -152,50 +150,57 @@ def test_tail_of_a_big_log_comes_in_pieces(store: LogStore) -> None:
 
 
 class FakeRay:
-    """A websocket tail and the whole log over HTTP, as Ray serves them."""
+    """The whole log over HTTP, as Ray serves it."""
 
     def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.tails = 0
         self.whole: str | None = None
         self.broken = 0
-        self.cut_after: int | None = None
-        self.port = free_port()
-        self.headers: list[str | None] = []
+        self.fetches = 0
+        self.headers: set[str | None] = set()
+        self.takes_s = 0.0
+        self.not_text = False
 
-    async def tail(self, ws: ServerConnection) -> None:
-        self.tails += 1
-        sent = 0
-        while ws.state is State.OPEN:
-            for line in self.lines[sent:]:
-                await ws.send(line)
-                sent += 1
-            if self.cut_after is not None and sent >= self.cut_after:
-                self.cut_after = None
-                ws.transport.abort()
-                return
-            await asyncio.sleep(0.01)
-
-    def http(self, ws: ServerConnection, request: Request) -> Response | None:
-        self.headers.append(request.headers.get("Authorization"))
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        self.fetches += 1
+        self.headers.add(request.headers.get("Authorization"))
+        status, body = 200, json.dumps({"logs": self.whole})
         if self.broken > 0:
             self.broken -= 1
-            return ws.respond(HTTPStatus.BAD_GATEWAY, "no")
-        if request.path.endswith("/logs/tail"):
-            return None
-        if self.whole is None:
-            return ws.respond(HTTPStatus.NOT_FOUND, "Job job-1 does not exist")
-        return ws.respond(HTTPStatus.OK, json.dumps({"logs": self.whole}))
+            status, body = 502, "no"
+        elif self.not_text:
+            status, body = (
+                500,
+                "Traceback ...\nUnicodeDecodeError: 'utf-8' codec can't decode byte 0xe9 in position 87: invalid",
+            )
+        elif not request.path.endswith("/logs") or self.whole is None:
+            status, body = 404, "Job job-1 does not exist"
+        time.sleep(self.takes_s)
+        request.send_response(status)
+        request.end_headers()
+        request.wfile.write(body.encode())
 
     async def run(self, store: LogStore, story: Callable[[LogFollower], Coroutine[Any, Any, None]]) -> None:
-        follower = LogFollower(store, lambda region: (f"http://127.0.0.1:{self.port}", "tok"))
-        async with serve(self.tail, "127.0.0.1", self.port, process_request=self.http):
-            running = asyncio.create_task(follower.run())
-            try:
-                await story(follower)
-            finally:
-                running.cancel()
-                await asyncio.gather(running, return_exceptions=True)
+        ray = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                ray.answer(self)
+
+            def log_message(self, *_: object) -> None: ...
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        follower = LogFollower(store, lambda region: (f"http://127.0.0.1:{server.server_port}", "tok"))
+        running = asyncio.create_task(follower.run())
+        try:
+            await story(follower)
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            server.shutdown()
+            server.server_close()
+            thread.join()
 
 
 @pytest.fixture
@@ -203,35 +208,79 @@ def ray() -> FakeRay:
     return FakeRay()
 
 
-def test_a_cut_tail_goes_on_where_it_was(store: LogStore, ray: FakeRay) -> None:
-    ray.lines, ray.cut_after, ray.broken = ["é one\n", "two\n"], 2, 1
+def test_whoever_reads_has_what_has_come_until_then(store: LogStore, ray: FakeRay) -> None:
+    store.append("job", 1, "é one\ntw".encode())  # held from before a restart
 
     async def story(follower: LogFollower) -> None:
+        ray.whole, ray.broken = "é one\ntwo\n", 1
         thread = threading.Thread(target=follower.watch, args=(attempt(),))
         thread.start()
         thread.join()
-        await until(lambda: ray.tails == 2)
-        ray.lines.append("three\n")
-        await until(lambda: store.read_all("job") == "é one\ntwo\nthree\n")
+        await until(lambda: ray.fetches >= 2)  # the first one failed
+        ray.whole = "é one\ntwo\nthree\n"
+        began = time.monotonic()
+        assert await asyncio.to_thread(store.read_all, "job") == ray.whole
+        assert time.monotonic() - began < FRESH_S, "it waited for the fetch, and no longer"
         follower.unwatch("job-1")
-        ray.lines.append("unseen\n")
-        await until(lambda: store.is_settled("job"))
+        ray.whole += "unseen\n"
+        assert await asyncio.to_thread(store.read_all, "job") == "é one\ntwo\nthree\n"
+        assert store.is_settled("job")
 
     asyncio.run(ray.run(store, story))
-    assert store.read_all("job") == "é one\ntwo\nthree\n"
-    assert set(ray.headers) == {"Bearer tok"}
+    assert ray.headers == {"Bearer tok"}
 
 
-def test_a_follower_that_starts_anew_skips_what_is_held(store: LogStore, ray: FakeRay) -> None:
-    store.append("job", 1, b"one\ntw")
-    ray.lines = ["one\n", "two\n"]
+def test_a_tail_is_kept_up_and_nobody_elses_log_is_fetched_for_it(store: LogStore, ray: FakeRay) -> None:
+    async def story(follower: LogFollower) -> None:
+        ray.whole = "one\n"
+        follower.watch(attempt())
+        await until(lambda: store.size("job", 1) > 0)
+        before, ended, pieces = ray.fetches, False, list[str]()
+        await asyncio.sleep(1.5 * READ_S)
+        assert ray.fetches == before, "nobody reads it"
+
+        async def read() -> None:
+            async for piece in store.tail("job", lambda: ended):
+                pieces.append(piece)
+
+        reading = asyncio.create_task(read())
+        for line in ("two\n", "three\n"):
+            ray.whole += line
+            await until(lambda: "".join(pieces) == ray.whole)
+        assert store.is_read("job")
+        ended = True
+        follower.unwatch("job-1")
+        await reading
+        assert not store.is_read("job")
+
+    asyncio.run(ray.run(store, story))
+
+
+def test_the_last_lines_of_an_attempt_that_has_just_ended_are_waited_for(store: LogStore, ray: FakeRay) -> None:
+    ray.takes_s = 0.5
+
+    async def story(follower: LogFollower) -> None:
+        ray.whole = "one\n"
+        follower.watch(attempt())
+        await until(lambda: store.size("job", 1) > 0)
+        ray.whole = "one\nlast\n"
+        follower.finish(attempt())
+        assert await asyncio.to_thread(store.read_all, "job") == ray.whole
+
+    asyncio.run(ray.run(store, story))
+
+
+def test_reading_does_not_wait_long_for_a_cluster_that_hangs(store: LogStore, ray: FakeRay) -> None:
+    store.append("job", 1, b"one\n")
+    ray.whole, ray.takes_s = "one\ntwo\n", 2 * FRESH_S
 
     async def story(follower: LogFollower) -> None:
         follower.watch(attempt())
-        await until(lambda: store.size("job", 1) == 8)
+        began = time.monotonic()
+        assert await asyncio.to_thread(store.read_all, "job") == "one\n"
+        assert time.monotonic() - began < 1.5 * FRESH_S
 
     asyncio.run(ray.run(store, story))
-    assert store.read_all("job") == "one\ntwo\n"
 
 
 @pytest.mark.parametrize(
@@ -250,12 +299,51 @@ def test_the_final_fetch_takes_more_but_never_less(store: LogStore, ray: FakeRay
     assert store.read_all("job") == after
 
 
+def test_a_log_that_ray_cannot_hand_out_says_so(store: LogStore, ray: FakeRay) -> None:
+    store.append("job", 1, b"hello\n")
+    ray.not_text = True
+
+    async def story(follower: LogFollower) -> None:
+        follower.finish(attempt())
+        await until(lambda: store.is_settled("job"))
+
+    asyncio.run(ray.run(store, story))
+    assert store.read_all("job").startswith("hello\n--- what was printed here is not all UTF-8")
+
+
 def test_a_cluster_that_is_gone_leaves_what_is_held(store: LogStore) -> None:
     store.append("job", 1, b"one\n")
     follower = LogFollower(store, lambda region: (f"http://127.0.0.1:{free_port()}", None))
     asyncio.run(follower.finalize(attempt()))
     assert store.read_all("job") == "one\n"
     assert store.is_settled("job")
+
+
+@pytest.mark.real
+def test_rays_head_is_not_worn_out_by_those_who_followed_and_went(store: LogStore, head: LocalRay) -> None:
+    """It keeps what a websocket tail of a silent job takes until the job ends, and has 100 of it."""
+    cluster = RayCluster("north", head.address, None)
+    cluster.submit(Submission("silent-1", "sleep 600", {}, {}), {}, maybe_sent=False)
+
+    def runs() -> bool:
+        status = cluster.statuses(["silent-1"])["silent-1"]
+        return status is not None and status.status == "RUNNING"
+
+    wait_until(runs, 60, "the job to run")
+
+    async def once() -> None:
+        follower = LogFollower(store, lambda region: (head.address, None))
+        running = asyncio.create_task(follower.run())
+        follower.watch(attempt(job_id="silent"))
+        await until(lambda: bool(follower._fetched))
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    for _ in range(110):
+        asyncio.run(once())
+    assert log_of(cluster, "silent-1") is not None, "it answers what it is asked"
+    cluster.stop("silent-1")
+    cluster.close()
 
 
 @pytest.mark.real
@@ -267,8 +355,9 @@ def test_a_real_log_is_followed_to_its_end(store: LogStore, head: LocalRay) -> N
         follower = LogFollower(store, lambda region: (head.address, None))
         running = asyncio.create_task(follower.run())
         follower.watch(attempt())
-        await until(lambda: "first\n" in store.read_all("job"), 60)
-        assert "\nlast\n" not in store.read_all("job")
+        while "first\n" not in (seen := await asyncio.to_thread(store.read_all, "job")):
+            await asyncio.sleep(0.1)
+        assert "\nlast\n" not in seen
 
         def ended() -> bool:
             status = cluster.statuses(["job-1"])["job-1"]
