@@ -492,8 +492,9 @@ def db_upgrade(config_path: Path | None, as_json: bool) -> None:
     from dispatcher.store.migrate import upgrade
 
     config = load_config(config_path)
-    config.data_dir().mkdir(parents=True, exist_ok=True, mode=0o700)
-    upgrade(config.database_url())
+    url = config.database_url()
+    config.make_data_dir()
+    upgrade(url)
     if as_json:
         print_json({"upgraded": True})
     else:

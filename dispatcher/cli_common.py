@@ -174,8 +174,8 @@ def open_store(config: Config) -> SqlStore:
     from dispatcher.store.migrate import upgrade
     from dispatcher.store.sql import SqlStore
 
-    data_dir, url = config.data_dir(), config.database_url()
-    data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    url = config.database_url()
+    data_dir = config.make_data_dir()
     upgrade(url)
     return SqlStore(url, data_dir=data_dir)
 

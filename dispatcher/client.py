@@ -126,6 +126,15 @@ class _Bearer(requests.auth.AuthBase):
         return request
 
 
+def _sendable(token: str | None, field: str) -> str | None:
+    """A token as it can be sent: what surrounds it, such as the newline of a file, is left out. Raises GridshiftApiError,
+    without the token, for one that no header can carry; requests and http.client would tell it in their message."""
+    token = (token or "").strip()
+    if not all(" " <= char <= "~" or "\xa0" <= char <= "\xff" for char in token):
+        _refuse(field, "(not shown)", "has characters that no HTTP header can carry; give the token alone, as it was printed")
+    return token or None
+
+
 def _session(address: str, token: str | None) -> requests.Session:
     session = requests.Session()
     session.auth = _Bearer(token)
@@ -138,7 +147,8 @@ class Client:
     """A connection to one control plane.
 
     ``address`` defaults to GRIDSHIFT_ADDRESS, in a job to GRIDSHIFT_URL, else http://127.0.0.1:8700; ``token`` to
-    GRIDSHIFT_TOKEN. Methods raise GridshiftApiError when the control plane refuses and NotReachable when it does not answer.
+    GRIDSHIFT_TOKEN; blanks and newlines around it do not matter. Methods raise GridshiftApiError when the control plane refuses
+    and NotReachable when it does not answer.
     """
 
     def __init__(self, address: str | None = None, token: str | None = None) -> None:
@@ -147,7 +157,8 @@ class Client:
         parts = urlsplit(self.address)
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             _refuse("address", self.address, f"give a URL such as {DEFAULT_ADDRESS}")
-        self._http = _session(self.address, token or env.get("GRIDSHIFT_TOKEN"))
+        given, field = (token, "token") if token else (env.get("GRIDSHIFT_TOKEN"), "GRIDSHIFT_TOKEN")
+        self._http = _session(self.address, _sendable(given, field))
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A client that travels to a cluster with a function leaves its token and address behind.
@@ -936,9 +947,10 @@ def checkpoint_requested() -> bool:
 def checkpoint_saved() -> bool:
     """Tell the control plane that the checkpoint is saved; tries for up to 30 s.
 
-    On True the job must do no more work and should exit: it is stopped now and resumes later from this checkpoint, and
-    anything done after it would be done twice. False: nobody took note (the control plane is away, this attempt is no longer
-    the current one, or this is not a job of gridshift); the checkpoint is good, and the job may go on. Never raises.
+    On True the job must do no more work and should exit: it is stopped now and, unless it is being cancelled, resumes later
+    from this checkpoint; anything done after it would be done twice. False: nobody took note (the control plane is away, this
+    attempt is no longer the current one, or this is not a job of gridshift); the checkpoint is good, and the job may go on.
+    Never raises.
     """
     watch = _watcher()
     if watch is None:

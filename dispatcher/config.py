@@ -134,6 +134,16 @@ class Config(BaseSettings):
         """Folder for everything the control plane keeps; absolute, may not exist yet."""
         return self.base_dir / Path(self.server.data_dir).expanduser()
 
+    def make_data_dir(self) -> Path:
+        """That folder, made where it is missing. It hides itself from those who package the folder that it lies in, as
+        ``ray job submit --working-dir .`` does: it holds secrets, and all packages so far."""
+        folder = self.data_dir()
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for name in (".gitignore", ".rayignore"):
+            if not (folder / name).exists():
+                (folder / name).write_text("*\n", encoding="utf-8")
+        return folder
+
     def database_url(self, environ: Mapping[str, str] | None = None) -> str:
         """SQLAlchemy URL of the database. Raises ConfigError when it is in a variable or file that is not there."""
         server = self.server

@@ -75,8 +75,11 @@ from policies.world import (
 
 log = logging.getLogger(__name__)
 
-#: Wall seconds for which an attempt that its cluster took counts as being started.
-STARTING_S = 60.0
+#: Wall seconds for which an attempt that its cluster took counts as being started, and one whose launch got no answer yet
+#: (which may take a minute in itself): those that never get one must not keep all others from being launched.
+STARTING_S, UNANSWERED_S = 60.0, 120.0
+#: At most so many launches of one region stand without an answer: once it answers they may all begin at once.
+MAX_UNANSWERED = 4 * MAX_LAUNCHING
 #: Wall seconds before an attempt that was lost is followed by the next: a driver orphaned by its head dies within seconds.
 AFTER_LOSS_S = 10.0
 #: Wall seconds of grace for a checkpoint acknowledgement that is under way when checkpoint_s has passed.
@@ -375,11 +378,9 @@ class Control:
             books = Books(None, self.settings.currency)
             reason = "cancelled before its cluster took it"
             return finish(job, JobState.CANCELLED, reason, now, books=books, attempt=attempt, outcome="refused")
-        if seen.status is not None and seen.status.status is RayStatus.PENDING and self._is_stopped(job, attempt):
-            # Ray stops a submission that it has not placed yet only when it places it; its owner need not wait for that.
-            books = Books(None, self.settings.currency)
-            reason = f"cancelled; {attempt.region} had not begun it and was told to drop it"
-            return finish(job, JobState.CANCELLED, reason, now, books=books, attempt=attempt, outcome="stopped")
+        if self._is_dropped(job, attempt, seen):
+            reason = _dropped(attempt.region)
+            return None if job.reason == reason else change(job, now, "note", reason, attempt=attempt)
         gone_at = now if seen.status is not None else self._last_seen.until(attempt, now)
         ended_at = min(max(seen.ended_at or gone_at, attempt.started_at or attempt.launched_at), now)
         ended = seen.status is None or seen.status.status not in ("PENDING", "RUNNING")
@@ -397,9 +398,29 @@ class Control:
             too_large=too_large(job, self.regions[attempt.region]),
         )
 
-    def _is_stopped(self, job: Job, attempt: Attempt) -> bool:
-        """Whether a job that is being cancelled was stopped long enough ago for Ray to have done so."""
-        return job.cancel_requested_at is not None and self._launching.was_stopped(attempt.submission_id)
+    def _is_dropped(self, job: Job, attempt: Attempt, seen: Seen | None) -> bool:
+        """Whether a job that is being cancelled waits in its cluster to be dropped: Ray stops what it has not placed only when
+        it places it, and runs its command for a moment then, so it has not ended before Ray says so."""
+        return (
+            job.state is JobState.LAUNCHING
+            and job.cancel_requested_at is not None
+            and seen is not None
+            and seen.status is not None
+            and seen.status.status is RayStatus.PENDING
+            and self._launching.was_stopped(attempt.submission_id)
+        )
+
+    def _takes_no_room(self) -> set[str]:
+        """Jobs that are placed and will use nothing: nobody's launch need wait for what waits only to be dropped."""
+        cancelled = [job for job in self._jobs.values() if job.cancel_requested_at is not None and job.id in self._attempts]
+        pictures = {name: region.picture()[0] for name, region in self.regions.items()} if cancelled else {}
+        found = set()
+        for job in cancelled:
+            attempt = self._attempts[job.id]
+            picture = pictures.get(attempt.region)
+            if picture is not None and self._is_dropped(job, attempt, picture.seen.get(attempt.submission_id)):
+                found.add(job.id)
+        return found
 
     def _usage(self, job: Job, attempt: Attempt, ended_at: datetime) -> Usage | None:
         """Energy, cost and carbon of an attempt over its run, measured as far as it was; None when it never ran."""
@@ -434,8 +455,10 @@ class Control:
     # --- the world -----------------------------------------------------------------------------------------------------
 
     def _job_views(self, now: datetime) -> list[JobView]:
-        views = []
+        views, roomless = [], self._takes_no_room()
         for job in self._jobs.values():
+            if job.id in roomless:
+                continue
             cap, capped_w = 1.0, None
             if self._caps is not None and job.state in PLACED:
                 cap, capped_w = self._caps.cap_of(job.id), self._caps.lowest_w.get(job.id)
@@ -474,6 +497,7 @@ class Control:
             for attempt in self._attempts.values()
             if attempt.ended_at is None and attempt.started_at is None and self._is_starting(attempt, now)
         )
+        unanswered = Counter(attempt.region for attempt in self._attempts.values() if self._is_unanswered(attempt))
         for action in actions:
             if isinstance(action, Alarm):
                 continue
@@ -481,8 +505,9 @@ class Control:
             if job is None:
                 continue
             if isinstance(action, Launch):
-                if launching[action.region] < MAX_LAUNCHING:
+                if launching[action.region] < MAX_LAUNCHING and unanswered[action.region] < MAX_UNANSWERED:
                     launching[action.region] += 1
+                    unanswered[action.region] += 1
                     if self._caps is not None:
                         self._caps.launched(action.job_id, action.cap, now)
                     changes.append(launch_change(job, action.region, action.reason, now, action.gpu_type))
@@ -501,7 +526,7 @@ class Control:
                     finish(job, JobState.CANCELLED, action.reason, now, books=books, attempt=None, outcome="stopped")
                 )
             elif isinstance(action, StopAttempt):
-                if job.reason != action.reason:
+                if job.reason not in (action.reason, _dropped(job.region or "")):
                     changes.append(change(job, now, "note", action.reason))
             elif isinstance(action, Hold) and holds < MAX_HOLDS:
                 planned = (action.planned_region, action.planned_start_at)
@@ -516,8 +541,22 @@ class Control:
         return changes
 
     def _is_starting(self, attempt: Attempt, now: datetime) -> bool:
-        """Whether an attempt keeps its cluster busy with starting it. One that waits there for a node does not for long."""
-        return attempt.accepted_at is None or now - attempt.accepted_at < timedelta(seconds=STARTING_S * self.clock.speed)
+        """Whether an attempt keeps its cluster busy with starting it. One that waits there for a node does not for long, nor
+        does one that gets no answer, or is being cancelled."""
+        if self._is_cancelled(attempt):
+            return False
+        since, most_s = attempt.accepted_at, STARTING_S
+        if since is None:
+            since, most_s = attempt.launched_at, UNANSWERED_S
+        return now - since < timedelta(seconds=most_s * self.clock.speed)
+
+    def _is_unanswered(self, attempt: Attempt) -> bool:
+        """Whether an attempt may have been sent, is wanted, and its cluster has not said that it took it."""
+        return attempt.ended_at is None and attempt.accepted_at is None and not self._is_cancelled(attempt)
+
+    def _is_cancelled(self, attempt: Attempt) -> bool:
+        job = self._jobs.get(attempt.job_id)
+        return job is not None and job.cancel_requested_at is not None
 
     def _said_lately(self, job: Job, action: Hold, plan: Plan | None) -> bool:
         """Whether a waiting job got a new sentence moments ago: figures in it move all the time, and each is a row."""
@@ -772,6 +811,10 @@ class Control:
     def job_token(self, sid: str) -> str:
         """The token of an attempt: anyone with the server's secret can make it, nobody else can guess it."""
         return self._secrets.job_token(sid)
+
+
+def _dropped(region: str) -> str:
+    return f"being cancelled: {region} has not begun it yet and drops it when it would begin"
 
 
 def _ran(status: AttemptStatus | None) -> bool:

@@ -196,6 +196,10 @@ def _alarms(code: int, status: dict[str, object]) -> Iterator[Finding]:
     alarms = status.get("alarms") if code == 200 else None
     if isinstance(alarms, list):
         for alarm in alarms:
+            if str(alarm.get("key", "")).startswith("unreachable "):
+                remedy = "start that cluster, or correct the region's address; a local Ray comes with 'gridshift up'"
+                yield Finding("fail", "alarm", str(alarm["sentence"]), remedy)
+                continue
             yield Finding(
                 "warn", "alarm", str(alarm["sentence"]), "'gridshift fleet' and 'gridshift jobs' show what runs there"
             )

@@ -25,8 +25,9 @@ log = logging.getLogger(__name__)
 
 #: At most this many attempts of one region are being started at once: each is a new process on its head.
 MAX_LAUNCHING = 32
-#: A stop is asked for again after this many wall seconds while the attempt still lives.
-STOP_AGAIN_S = 5.0
+#: A stop is asked for again after this many wall seconds while the attempt still lives; after more of them where the attempt
+#: has not begun: Ray keeps each request until it begins.
+STOP_AGAIN_S, STOP_WAITING_AGAIN_S = 5.0, 30.0
 #: Wall seconds before a launch that got no answer is tried again.
 LAUNCH_AGAIN_S = 3.0
 #: Wall seconds for which an attempt that was lost is asked to stop until its cluster answers, and between such requests where
@@ -130,7 +131,7 @@ class Launching:
         return self._last_post_at.get(sid, self._begun_at)
 
     def was_stopped(self, sid: str) -> bool:
-        """Whether it was stopped long enough ago for Ray to have done so."""
+        """Whether its cluster took a request to stop it, long enough ago for Ray to have acted on it where it can."""
         asked = self._stopped_at.get(sid)
         return asked is not None and self._wall() - asked > STOP_AGAIN_S
 
@@ -186,13 +187,16 @@ class Launching:
             if attempt.accepted_at is None and job.state is JobState.LAUNCHING and job.cancel_requested_at is None:
                 self._start_effect(attempt, lambda job=job, attempt=attempt: self._launch(job, attempt))  # type: ignore[misc]
             elif to_stop:
-                self._start_effect(attempt, self._stopper(attempt))
+                # Before it was accepted a request to stop it may have found nothing.
+                waits = job.state is JobState.LAUNCHING and attempt.accepted_at is not None
+                again_s = STOP_WAITING_AGAIN_S if waits and self.was_stopped(attempt.submission_id) else STOP_AGAIN_S
+                self._start_effect(attempt, self._stopper(attempt, again_s))
         for sid, (attempt, since) in list(self._owed.items()):
             if self._wall() - since > OWED_S or attempt.region not in self._regions:
                 self._owed.pop(sid, None)
                 self.forget(sid)
             else:
-                self._start_effect(attempt, self._stopper(attempt, owed=True))
+                self._start_effect(attempt, self._stopper(attempt, STOP_AGAIN_S, owed=True))
 
     def _start_effect(self, attempt: Attempt, call: Callable[[], None]) -> None:
         sid = attempt.submission_id
@@ -285,13 +289,16 @@ class Launching:
             attempt_fields={"ended_at": now, "outcome": "refused", "message": str(error)},
         )
 
-    def _stopper(self, attempt: Attempt, *, owed: bool = False) -> Callable[[], None]:
+    def _stopper(self, attempt: Attempt, taken_again_s: float, *, owed: bool = False) -> Callable[[], None]:
+        """Asks for a stop; once its cluster took that, not again before ``taken_again_s`` (wall)."""
+
         def stop() -> None:
             again_s = STOP_AGAIN_S
             try:
                 self._regions[attempt.region].cluster.stop(attempt.submission_id)
                 if not owed:
                     self._stopped_at.setdefault(attempt.submission_id, self._wall())
+                    again_s = taken_again_s
                 elif attempt.accepted_at is not None:
                     self._owed.pop(attempt.submission_id, None)
                 else:

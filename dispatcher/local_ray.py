@@ -36,6 +36,8 @@ MAX_TEMP_DIR_CHARS = 40
 #: Wall seconds after which a killed process that is still there is an error.
 KILL_LIMIT_S = 10.0
 MIB = 1 << 20
+#: How Ray is installed, in the README's words: the name on the package index is not ours.
+HOW_TO_INSTALL = "pip install '.[ray]' in the clone of gridshift"
 _TOO_BUSY = "this machine is too busy to start it in time; end other work here, or try again later"
 #: What Ray's own words mean, where that is known.
 _REASONS = (
@@ -125,8 +127,9 @@ def clean_up(home: Path) -> None:
 
 
 def start_guard(home: Path) -> "subprocess.Popen[bytes]":
-    """Start a small process that cleans up ``home`` once we are gone, however we went: a closed terminal or a SIGKILL runs no
-    handler of ours. It waits for the end of a pipe that only we hold open; kill it before an orderly clean-up."""
+    """Start a small process that ends what has the mark of ``home``, and removes that, once we are gone, however we went: a
+    closed terminal or a SIGKILL runs no handler of ours. It waits for the end of a pipe that only we hold open; ``end_guard``
+    before an orderly clean-up."""
     path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     return subprocess.Popen(
         ["/bin/sh", "-c", 'read -r _; exec "$0" -m dispatcher.local_ray "$1"', sys.executable, str(home)],
@@ -137,6 +140,12 @@ def start_guard(home: Path) -> "subprocess.Popen[bytes]":
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
+
+
+def end_guard(guard: "subprocess.Popen[bytes]") -> None:
+    """End a guard without any cleaning up, and wait until it is gone."""
+    guard.kill()
+    guard.communicate()
 
 
 class LocalRay:
@@ -172,7 +181,8 @@ class LocalRay:
         self._guard: subprocess.Popen[bytes] | None = None
         self._home: Path | None = None
         self._lock_file: IO[str] | None = None
-        self._stop_lock = threading.Lock()
+        self._lock = threading.Lock()
+        self._stopped = False
 
     @property
     def address(self) -> str:
@@ -196,13 +206,14 @@ class LocalRay:
         return set() if self._home is None else marked_processes(self._home)
 
     def start(self) -> "LocalRay":
-        """Start the head and wait until its Jobs API answers; after ``kill``, at the same address but without any memory.
+        """Start the head and wait until its Jobs API answers; after ``kill`` or its death, at the same address but without any
+        memory, and with everything of the former one ended.
 
-        On failure nothing is left behind."""
+        On failure nothing is left behind. Raises GridshiftError after ``stop``, and when that is called meanwhile."""
         if self._process is not None and self._process.poll() is None:
             raise GridshiftError(f"the local Ray {self.name!r} runs already")
         if importlib.util.find_spec("ray") is None:
-            raise GridshiftError("Ray is not installed here; install it with: pip install 'gridshift[ray]'")
+            raise GridshiftError(f"Ray is not installed here; install it with: {HOW_TO_INSTALL}")
         if self._lock_file is None:
             self._take_over()
         atexit.register(self.stop)
@@ -212,13 +223,25 @@ class LocalRay:
             if not self._try_start(self._port) and not self._try_start(self._port if killed else None):
                 raise GridshiftError(self._story("ended while starting"))
         except BaseException:
-            self.stop()
+            self._tidy()
             raise
         return self
 
+    def death(self) -> str | None:
+        """One sentence on its end when it was started and has ended by itself since, else None."""
+        process = self._process
+        if process is None or process.poll() is None:
+            return None
+        return self._story("has ended unexpectedly", starting=False)
+
     def stop(self) -> None:
-        """End every process that it started and remove its temp dir; safe to call twice and from any thread."""
-        with self._stop_lock:
+        """End every process that it started and remove its temp dir, for good; safe to call twice and from any thread, also
+        while another one starts it."""
+        self._stopped = True
+        self._tidy()
+
+    def _tidy(self) -> None:
+        with self._lock:
             self._end()
             self._port = None
             if self._lock_file is not None:
@@ -262,6 +285,13 @@ class LocalRay:
 
     def _try_start(self, port: int | None) -> bool:
         """One try, at ``port`` or a free one; False when the head ended at once."""
+        with self._lock:
+            if self._stopped:
+                raise GridshiftError(f"the local Ray {self.name!r} has been stopped")
+            process = self._launch(port)
+        return self._wait_ready(process)
+
+    def _launch(self, port: int | None) -> "subprocess.Popen[bytes]":
         self._end()
         root = tempfile.gettempdir()
         if len(root) + len("/gsxxxxxxxx/r") > MAX_TEMP_DIR_CHARS:
@@ -286,7 +316,7 @@ class LocalRay:
                 # Ctrl-C in our terminal must reach us alone: we end Ray, in order.
                 start_new_session=True,
             )
-        return self._wait_ready()
+        return self._process
 
     def _command(self, home: Path, ports: list[int]) -> list[str]:
         gcs, dashboard, client, agent_http, agent_grpc, node, objects, metrics, env_agent = map(str, ports)
@@ -348,30 +378,30 @@ class LocalRay:
             env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(path)}
         return env
 
-    def _wait_ready(self) -> bool:
-        assert self._process is not None
+    def _wait_ready(self, process: "subprocess.Popen[bytes]") -> bool:
+        address = f"http://127.0.0.1:{self._port}"
         deadline = time.monotonic() + self._limit_s
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         with requests.Session() as http:
             http.trust_env = False
-            while self._process.poll() is None:
+            while process.poll() is None:
                 with contextlib.suppress(requests.RequestException, ValueError, KeyError, TypeError):
-                    version = http.get(f"{self.address}/api/version", headers=headers, timeout=5)
+                    version = http.get(f"{address}/api/version", headers=headers, timeout=5)
                     if version.ok and "session_name" in version.json():
-                        jobs: Any = http.get(f"{self.address}/api/jobs/", headers=headers, timeout=5)
-                        if jobs.ok and isinstance(jobs.json(), list) and self._has_node(http, headers):
+                        jobs: Any = http.get(f"{address}/api/jobs/", headers=headers, timeout=5)
+                        if jobs.ok and isinstance(jobs.json(), list) and self._has_node(http, address, headers):
                             return True
                 if time.monotonic() > deadline:
                     raise GridshiftError(self._story(f"did not answer within {self._limit_s:g} s"))
                 time.sleep(0.1)
         return False
 
-    def _has_node(self, http: requests.Session, headers: dict[str, str]) -> bool:
+    def _has_node(self, http: requests.Session, address: str, headers: dict[str, str]) -> bool:
         """Whether the node itself has registered; the Jobs API answers a second earlier, with no GPU in the cluster."""
-        nodes: Any = http.get(f"{self.address}/api/v0/nodes", headers=headers, timeout=5)
+        nodes: Any = http.get(f"{address}/api/v0/nodes", headers=headers, timeout=5)
         return bool(nodes.ok and nodes.json()["data"]["result"]["result"])
 
-    def _story(self, what: str) -> str:
+    def _story(self, what: str, *, starting: bool = True) -> str:
         """One sentence for people; all that Ray said goes to a file that stays, for it says much and rarely why."""
         head = self._home / "head.log" if self._home else None
         said = head.read_bytes() if head is not None and head.exists() else b""
@@ -383,7 +413,7 @@ class LocalRay:
         tail = said.decode(errors="replace")
         why = next((reason for words, reason in _REASONS if words in tail), "")
         load, cores = os.getloadavg()[0], os.cpu_count() or 1
-        if not why and load > 2 * cores:
+        if starting and not why and load > 2 * cores:
             why = _TOO_BUSY
         why = f": {why}" if why else ""
         return f"the local Ray {self.name!r} {what}{why} (load {load:.0f} on {cores} cores{where})"
@@ -392,8 +422,7 @@ class LocalRay:
         """End the processes of this try and remove its folder."""
         process, home, guard = self._process, self._home, self._guard
         if guard is not None:
-            guard.kill()
-            guard.communicate()
+            end_guard(guard)
         if home is not None:
             # The head's own orderly end takes 5 s and more, and nothing of it is kept; the grace is for the users' processes.
             clean_up(home)

@@ -46,9 +46,7 @@ FRESH_S = 3.0
 MAX_BACKOFF_S = 30.0
 #: What Ray says of a log with bytes that are no UTF-8: it gives none of it then.
 _NOT_TEXT = "codec can't decode"
-_UNREADABLE = (
-    b"--- what was printed is not all UTF-8, and Ray hands out no such log; its files on the node have it ---\n"
-)
+_UNREADABLE = b"--- what was printed is not all UTF-8, and Ray hands out no such log; its files on the node have it ---\n"
 FETCHES_AT_ONCE = 4
 FETCH_TRIES = 3
 

@@ -245,11 +245,12 @@ def _alternatives(others: Sequence[Json], placement: Json, money: str) -> Render
     chosen = placement.get("cost")
     for other in others:
         amount = other.get("cost")
+        told = str(other["why_not"]).startswith(("costs ", "would save "))  # what lies between the two is in its words already
         made.add_row(
             cell(other["region"]),
             cell(when(other["start_at"])),
             cell(cost(amount, money) or "unknown"),
-            Text(_difference(amount, chosen, money)),
+            Text("" if told else _difference(amount, chosen, money)),
             cell(other["why_not"]),
         )
     made.columns[-1].no_wrap = False

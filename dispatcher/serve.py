@@ -370,8 +370,7 @@ def build_regions(config: Config, clock: Clock) -> list[Region]:
 
 def run(config: Config, *, on_ready: Callable[[], None] = lambda: None) -> int:
     """Run the control plane until SIGTERM or SIGINT. Raises ConfigError, NotTheLeader or StoreUnavailable before it listens."""
-    data_dir = config.data_dir()
-    data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    data_dir = config.make_data_dir()
     with contextlib.ExitStack() as stack:
         leadership = Leadership(config.database_url(), data_dir)
         leadership.acquire()

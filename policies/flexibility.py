@@ -54,6 +54,13 @@ _FARTHEST = timedelta(seconds=MAX_S)
 _MEANT = re.compile(r"\s*gridshift\s*[._:/-]", re.IGNORECASE)
 
 
+#: A day without a time of day, with or without an offset.
+_DAY_ALONE = re.compile(r"(\d{4}-\d{2}-\d{2})(Z|[+-]\d{2}(:?\d{2})?)?", re.ASCII | re.IGNORECASE)
+#: A day and a time of day; ``fromisoformat`` takes any character between the two, the sign of an offset too.
+_DAY_AND_TIME = re.compile(r"\d[\dWw-]{6,9}[Tt ]\d\S*", re.ASCII)
+_MOMENT_WANTED = "must be a time such as '2026-01-31T18:00+01:00' or a duration from now such as '8h'"
+#: Longer texts are quoted in part: nobody has to read all of what was pasted by mistake.
+_QUOTED = 100
 _PLAIN_NUMBER = re.compile(r"\s*[+-]?(\d{1,30}(\.\d{0,30})?|\.\d{1,30})([eE][+-]?\d{1,3})?\s*", re.ASCII)
 
 
@@ -65,7 +72,10 @@ class _Reader:
         self.problems: list[Problem] = []
 
     def problem(self, key: str, remedy: str) -> None:
-        self.problems.append(Problem(PREFIX + key, self.given.get(key), remedy))
+        value = self.given.get(key)
+        if isinstance(value, str) and len(value) > _QUOTED:
+            value = f"{value[:_QUOTED]}… ({len(value)} characters)"
+        self.problems.append(Problem(PREFIX + key, value, remedy))
 
     def text(self, key: str) -> str | None:
         value = self.given.get(key)
@@ -105,19 +115,23 @@ class _Reader:
         def parse(text: str) -> datetime:
             try:
                 return self.now + timedelta(seconds=parse_duration(text))
-            except ValueError as error:
-                try:
-                    when = datetime.fromisoformat(text)
-                except ValueError:
-                    raise ValueError(
-                        "must be a time such as '2026-01-31T18:00+01:00' or a duration from now such as '8h'"
-                    ) from error
+            except ValueError:
+                pass
+            day = _DAY_ALONE.fullmatch(text)
+            try:
+                when = datetime.fromisoformat(day[1] if day else text) if day or _DAY_AND_TIME.fullmatch(text) else None
+            except ValueError:
+                when = None
+            if when is None:
+                raise ValueError(_MOMENT_WANTED)
+            if day is not None:
+                raise ValueError(f"needs a time of day with a UTC offset, such as {day[1]}T18:00Z")
             if when.tzinfo is None:
-                raise ValueError(f"has no UTC offset; write {text}Z for UTC or add the offset, such as {text}+01:00")
+                raise ValueError("has no UTC offset; write Z behind it for UTC, or the offset, such as +01:00")
             try:
                 when = when.astimezone(UTC)
-            except OverflowError:
-                when = datetime.max.replace(tzinfo=UTC)
+            except OverflowError:  # in UTC it lies just before the first year or just after the last
+                when = datetime.min.replace(tzinfo=UTC) if when.year == 1 else datetime.max.replace(tzinfo=UTC)
             if when - self.now > _FARTHEST:
                 raise ValueError(f"is more than {_FARTHEST.days} days ahead; give an earlier time")
             return when

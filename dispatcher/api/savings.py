@@ -16,6 +16,7 @@ from dispatcher.config import RegionConfig
 from dispatcher.power.accounts import MEASURED, MODELLED, PARTLY_MEASURED, SIMULATED, together
 from dispatcher.store import Attempt, Job
 from policies.accounting import weighted_mean
+from policies.flexibility import PREFIX
 from policies.world import JobState, World
 from signals.forecast import usable
 from signals.points import Kind, SignalError, SignalPoint
@@ -24,6 +25,8 @@ from signals.tariffs import Tariff, price_points
 
 #: The latest ended jobs that a report covers.
 JOBS_COVERED = 1000
+#: Most that is taken off a run for its restarts, as a share of it: what an owner stated of them was not measured.
+RESTARTS_SHARE = 0.1
 #: No signal has values that hold for longer.
 LONGEST_POINT = timedelta(days=1)
 
@@ -79,18 +82,24 @@ class Means:
 
 
 def ran_seconds(attempts: Sequence[Attempt]) -> float:
-    """For how long a job's attempts ran together."""
-    runs = [(one.started_at or one.accepted_at, one.ended_at) for one in attempts]
-    return sum(max(0.0, (end - start).total_seconds()) for start, end in runs if start is not None and end is not None)
+    """For how long a job's attempts ran together, without the time in which they stood frozen, seconds."""
+    runs = [(one.started_at or one.accepted_at, one.ended_at, one.frozen_s) for one in attempts]
+    return sum(
+        max(0.0, (end - start).total_seconds() - frozen_s)
+        for start, end, frozen_s in runs
+        if start is not None and end is not None
+    )
 
 
 def run_seconds(job: Job, pue: float, ran_s: float | None = None) -> float:
-    """How long a job would have run without pauses: ``ran_s``, or else what its modelled energy says, less what its restarts
-    cost; 0 when that says nothing. Restarts are ours, so a baseline must not have them."""
+    """How long a job would have run without pauses: ``ran_s``, or else what its modelled energy says, less its restarts as far
+    as they are known; 0 when that says nothing. What its owner did not state of a restart is not known: what planning assumes
+    then may be as long as the whole job."""
     draw_w = job.flex.power_w * pue
     if ran_s is None:
         ran_s = (job.energy_kwh or 0.0) * 3_600_000 / draw_w if draw_w > 0 else 0.0
-    return max(0.0, ran_s - job.pauses * job.flex.restart_s)
+    stated_s = job.pauses * job.flex.restart_s if f"{PREFIX}restart_s" in job.request.metadata else 0.0
+    return ran_s - min(stated_s, RESTARTS_SHARE * ran_s)
 
 
 def report(
@@ -114,7 +123,9 @@ def report(
     basis = together(*(job.energy_basis or MODELLED for job in ran)) or MODELLED
     caveats = [
         *_energy_caveats(ran, basis),
-        "run now: the same run time from submission on in the job's first allowed region, as if there were always room",
+        "run now: the time that the job ran, from submission on, in its first allowed region (else the default region), as if "
+        "there were always room",
+        *_restart_caveats(ran),
         "prices are those of the configured feeds and tariffs, without demand charges: not a bill",
     ]
     for name, ours, theirs in (
@@ -142,6 +153,16 @@ def report(
     }
 
 
+def _restart_caveats(ran: Sequence[Job]) -> list[str]:
+    """What is done about the restarts of jobs that were paused."""
+    if not any(job.pauses for job in ran):
+        return []
+    return [
+        f"run now: each pause takes {PREFIX}restart_s off that time where the job's owner stated it, all of them at most "
+        f"{RESTARTS_SHARE:.0%} of it; what else pauses cost stays in it"
+    ]
+
+
 def _signals_read(name: str, world: World, regions: Mapping[str, RegionConfig]) -> bool:
     """Whether every signal that is configured for this total was read since the control plane began."""
     views = {view.name: (view.price if name == "cost" else view.carbon) for view in world.regions}
@@ -164,7 +185,7 @@ def _energy_caveats(ran: Sequence[Job], basis: str) -> list[str]:
     caveats = [f"energy of jobs: {told}; what was measured at the GPUs counts times the region's PUE"]
     if SIMULATED in counts:
         caveats.append("SIMULATED: GPUs of a simulated driver stand for real ones")
-    return [*caveats, "run now: a job that was measured draws the same energy, less that of its restarts"]
+    return [*caveats, "run now: a job that was measured draws the same mean power at its GPUs as it did"]
 
 
 def missed(job: Job) -> bool:

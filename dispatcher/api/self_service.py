@@ -107,26 +107,32 @@ class SelfService:
         return json_response(answer)
 
     async def checkpoint_saved(self, request: Request) -> Response:
-        """Take note that the checkpoint which was asked for is saved; the attempt is stopped then. 409 where none was."""
+        """Take note that the checkpoint which was asked for is saved; the attempt is stopped then. 409 where none was, unless
+        the job is being cancelled: its end is asked for, and the answer says so.
+        """
         job_id, attempt = await self._attempts.of(request)
         number = parse_object(await request.body()).get("attempt")
         if type(number) is not int:
             raise BadInput([("attempt", number, "must be the number in GRIDSHIFT_ATTEMPT")])
         if number != attempt:
             raise StaleState(f"this token belongs to attempt {attempt} of job {job_id}, not to attempt {number}")
-        await self._note_checkpoint(job_id, attempt)
-        return json_response({"job_id": job_id, "attempt": attempt, "saved": True})
+        cancelled = await self._note_checkpoint(job_id, attempt)
+        return json_response({"job_id": job_id, "attempt": attempt, "saved": True, "cancel_requested": cancelled})
 
-    async def _note_checkpoint(self, job_id: str, attempt: int) -> None:
+    async def _note_checkpoint(self, job_id: str, attempt: int) -> bool:
+        """Write down that a checkpoint is saved; whether the job is being cancelled. Raises StaleState where none is wanted."""
         store = self._services.store
         for _ in range(5):
             job = await in_thread(store.job, job_id)
             if job is None or not is_current(job, attempt):
                 raise StaleState(f"attempt {attempt} is not the current attempt of job {job_id}")
+            cancelled = job.cancel_requested_at is not None
+            if cancelled and job.state is not JobState.PAUSING:
+                return True  # SIGTERM made it save; told to go on, it would save after every step until it is killed
             if job.state is not JobState.PAUSING:
                 raise StaleState(f"no checkpoint is asked of job {job_id} now ({job.state}); it may go on")
             if job.checkpoint_saved_at is not None:
-                return  # told before: the answer got lost on its way
+                return cancelled  # told before: the answer got lost on its way
             now = self._services.clock.now()
             change = Change(
                 job_id,
@@ -138,7 +144,7 @@ class SelfService:
                 fields={"checkpoint_saved_at": now},
             )
             if await self._applied(change):
-                return
+                return cancelled
         raise StaleState(f"job {job_id} keeps changing; try again")
 
     async def _applied(self, change: Change) -> bool:

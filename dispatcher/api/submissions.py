@@ -12,6 +12,8 @@ from typing import Any
 
 from dispatcher.api.services import Services
 from dispatcher.api.strict_json import parse_object
+from dispatcher.clusters import Submission
+from dispatcher.clusters.ray_http import body_size, submit_body
 from dispatcher.config import Config
 from dispatcher.errors import BadInput
 from dispatcher.packages import package_names
@@ -23,6 +25,10 @@ JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 _ID_RULE = "1 to 128 letters, digits, dots, dashes and underscores, the first a letter or digit"
 #: Linux hands no longer argument to ``sh -c``.
 MAX_ENTRYPOINT = 131_071
+#: Ray takes no submission above 1 MiB (1,048,576 bytes); the rest is left to what is added at the launch.
+MAX_RAY_BYTES = 1_000_000
+#: As Ray gets it, escaped and spaced, a submission has at most so many bytes for each that came in.
+_GROWS = 5
 _MAX_QUANTITY = 1e6
 _KNOWN = frozenset(
     {
@@ -57,6 +63,8 @@ def job_from_body(body: bytes, services: Services, now: datetime) -> Job:
     request = _request(fields, problems)
     if problems:
         raise BadInput(problems)
+    if len(body) * _GROWS > MAX_RAY_BYTES:
+        _check_size(request)
     _check_packages(request.runtime_env, services)
     flex = _flexibility(request, services.config, now)
     warning = deadline_warning(flex, now)
@@ -173,6 +181,26 @@ def _quantities(name: str, value: Any, problems: list[Problem]) -> dict[str, flo
         return None
     checked = {key: _quantity(f"{name}.{key}", item, problems) for key, item in value.items()}
     return {key: item for key, item in checked.items() if item is not None}
+
+
+def _check_size(request: Request) -> None:
+    """Refuse a job that is too large for every Ray there is: none could ever be given it."""
+    submission = Submission(
+        "",
+        request.entrypoint,
+        request.runtime_env,
+        request.metadata or {},
+        entrypoint_resources=request.entrypoint_resources,
+        entrypoint_label_selector=request.entrypoint_label_selector,
+    )
+    total, fields = body_size(submit_body(submission))
+    if total <= MAX_RAY_BYTES:
+        return
+    remedy = (
+        f"Ray takes no submission above 1 MiB; keep all its fields together below {MAX_RAY_BYTES:,} bytes of JSON (now "
+        f"{total:,}) and put what is large into a file of the working_dir or where the job can read it"
+    )
+    raise BadInput([(name, f"{size:,} bytes", remedy) for name, size in fields.items()])
 
 
 def _check_packages(runtime_env: Mapping[str, Any], services: Services) -> None:

@@ -12,6 +12,7 @@ from dispatcher.power.hub import LeaseLive
 from dispatcher.signal_book import SourceStatus
 from dispatcher.store import Attempt, GridEvent, GridEventChange, Job, JobEvent
 from policies.flexibility import deadline_warning
+from policies.sentences import hhmm
 from policies.world import Alternative, JobState, Placement, Plan, RegionView, Settings
 from signals.series import SlotSeries
 
@@ -129,11 +130,13 @@ def event_json(event: JobEvent) -> dict[str, Any]:
 
 
 def ray_message(job: Job) -> str:
-    """The sentence that ``ray job status`` shows: why, and for a waiting job when and where it is planned."""
+    """The sentence that ``ray job status`` shows: why, and for a waiting job when and where it is planned, unless its reason
+    says so."""
     text = job.reason or job.state.value
     if job.state in _WAITING and job.planned_start_at is not None:
-        where = f" in {job.planned_region}" if job.planned_region else ""
-        text += f" (planned start {job.planned_start_at:%Y-%m-%dT%H:%M:%SZ}{where})"
+        start = hhmm(job.planned_start_at)
+        if f"{job.planned_region} from {start}" not in text:  # the words of a plan's own sentence
+            text += f" (planned start {start}{f' in {job.planned_region}' if job.planned_region else ''})"
     return text
 
 

@@ -40,6 +40,8 @@ MIN_BYTES_PER_S = 1_000_000
 #: Whoever sends more than this is not Ray; a list of 100,000 jobs has less.
 MAX_ANSWER_BYTES = 256 << 20
 NO_SUCH_JOB = "Job {} does not exist"
+#: What Ray's agent writes of a body that is too large: it takes none above 1 MiB, whatever its head takes.
+TOO_LARGE = ("Request Entity Too Large", "RequestEntityTooLarge", "Maximum request body size", "failed with status code 413")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,13 @@ def submit_body(submission: Submission) -> dict[str, Any]:
         "entrypoint_label_selector": submission.entrypoint_label_selector,
     }
     return {key: value for key, value in body.items() if value is not None}
+
+
+def body_size(body: Mapping[str, Any]) -> tuple[int, dict[str, int]]:
+    """The bytes of a ``submit_body`` as JSON, and of its largest field and those nearly as large, the largest first."""
+    total = len(json.dumps(body))
+    sizes = sorted(((name, len(json.dumps(value))) for name, value in body.items()), key=lambda one: -one[1])
+    return total, {name: size for name, size in sizes if 5 * size >= sizes[0][1]}
 
 
 class _Unreadable(ClusterUnreachable):
@@ -204,10 +213,14 @@ class RayCluster:
         else:
             # Ray gives its reasons as a traceback, and its head passes its agent's 400 on inside the one of a 500. Without one
             # it was somebody between us, who does not decide what becomes of the job.
-            from_ray = "Traceback" in answer.text and (answer.status != 500 or "failed with status code 400" in answer.text)
-            if not from_ray and answer.status != 413:  # too large is too large, whoever says so
-                raise ClusterUnreachable(self._says(f"could not take the job: {last_words(answer.text)}"))
-            raise LaunchRefused(self._says(f"refused the job: {last_words(answer.text)}"))
+            words, by_ray = last_words(answer.text), "Traceback" in answer.text
+            if answer.status == 413 or (by_ray and answer.status == 500 and any(said in answer.text for said in TOO_LARGE)):
+                # Too large is too large, whoever says so.
+                limit = words if answer.status == 413 else "Ray takes no body above 1 MiB"
+                raise LaunchRefused(self._says(f"refused the job: {limit}, and {_sizes(submission)}"))
+            if not by_ray or (answer.status == 500 and "failed with status code 400" not in answer.text):
+                raise ClusterUnreachable(self._says(f"could not take the job: {words}"))
+            raise LaunchRefused(self._says(f"refused the job: {words}"))
 
     def stop(self, submission_id: str) -> None:
         """Ask for a stop; a submission that is unknown or has ended is no error."""
@@ -417,6 +430,11 @@ class RayCluster:
         if _never_sent(error):
             return ClusterUnreachable(self._says("cannot be reached: no connection"), maybe_sent=False)
         return ClusterUnreachable(self._says(f"did not answer: {type(error).__name__}"))
+
+
+def _sizes(submission: Submission) -> str:
+    total, fields = body_size(submit_body(submission))
+    return f"this one has {total:,} bytes ({', '.join(f'{name} {size:,}' for name, size in fields.items())})"
 
 
 def _never_sent(error: requests.RequestException) -> bool:

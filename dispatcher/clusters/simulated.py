@@ -135,7 +135,7 @@ class SimulatedCluster:
             self._advance(now)
 
     def stop(self, submission_id: str) -> None:
-        """Ask for a stop. A job that waits for GPUs is stopped when it gets them, as with Ray."""
+        """Ask for a stop. A job that waits for GPUs begins when it gets them, and is stopped then, as with Ray."""
         with self._call() as now:
             job = self._tries.get(submission_id)
             if job is not None and not job.stop_asked and job.ended_at is None:
@@ -296,8 +296,7 @@ class SimulatedCluster:
         job.status = RayStatus.RUNNING
         self._used += job.gpus
         if job.stop_asked:
-            self._end(job, at, RayStatus.STOPPED, "Job was intentionally stopped.")
-            return
+            self._plan(at + timedelta(seconds=self._stop_s), "stopped", sid)
         if not _wanted_packages(job.submission.runtime_env) <= self._packages:
             job.error_type = "RUNTIME_ENV_SETUP_FAILURE"
             job.ends_at = at + timedelta(seconds=SETUP_FAILURE_S)

@@ -1,5 +1,9 @@
 """What a running attempt may ask and say of itself."""
 
+import os
+import signal
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -45,6 +49,54 @@ def test_asked_for_a_checkpoint(server: Server, services: FakeServices, job: dic
     events = len(services.store.events("j"))
     assert saved(server, job) == 200  # told again, because the answer was lost
     assert len(services.store.events("j")) == events
+
+
+def test_a_job_that_is_being_cancelled_is_to_end_once_it_saved(
+    server: Server, services: FakeServices, job: dict[str, str]
+) -> None:
+    services.change("j", cancel_requested_at=services.clock.now())
+    assert server.get("/v1/self", headers=job)["checkpoint_requested"] is False  # Ray's SIGTERM asks, nobody here does
+    answer = server.call("POST", "/v1/self/checkpoint", json={"attempt": 1}, headers=job)
+    assert (answer.status_code, answer.json()["saved"], answer.json()["cancel_requested"]) == (200, True, True)
+    assert services.store.job("j").checkpoint_saved_at is None, "nothing resumes from it"
+    assert saved(server, bearer(services, "j-9")) == 401 and saved(server, job, 2) == 409
+
+
+def test_a_pause_that_is_acknowledged_says_that_nothing_is_cancelled(
+    server: Server, services: FakeServices, job: dict[str, str]
+) -> None:
+    ask(services)
+    answer = server.call("POST", "/v1/self/checkpoint", json={"attempt": 1}, headers=job)
+    assert answer.json() == {"job_id": "j", "attempt": 1, "saved": True, "cancel_requested": False}
+
+
+@pytest.mark.real
+def test_a_cancelled_job_saves_once_and_exits(
+    server: Server, services: FakeServices, job: dict[str, str], tmp_path: Path
+) -> None:
+    code = """
+import sys, time
+from dispatcher.client import checkpoint_requested, checkpoint_saved
+checkpoint_requested()
+print("started", flush=True)
+for step in range(2000):
+    time.sleep(0.01)
+    if checkpoint_requested():
+        print("saved", flush=True)
+        if checkpoint_saved():
+            sys.exit(0)
+"""
+    ours = {"GRIDSHIFT_URL": server.url, "GRIDSHIFT_JOB_TOKEN": job["Authorization"].split()[1], "GRIDSHIFT_ATTEMPT": "1"}
+    process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, **ours}, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "started\n"
+        services.change("j", cancel_requested_at=services.clock.now())
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=20)
+    finally:
+        process.kill()
+        process.communicate()
+    assert (process.returncode, out) == (0, "saved\n")
 
 
 def test_an_attempt_that_is_no_longer_the_current_one(server: Server, services: FakeServices, job: dict[str, str]) -> None:

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from dispatcher.api import savings
+from dispatcher.api import savings, views
 from dispatcher.clock import VirtualClock
 from dispatcher.config import RegionConfig
 from dispatcher.errors import GridshiftError
+from dispatcher.store import Attempt
 from policies.world import Alternative, JobState, Placement, Plan
 from signals.points import Kind, Quality, SignalPoint
 from tests.api.fake import FakeServices, Server, in_an_hour
@@ -275,6 +276,55 @@ def test_savings_compare_with_running_at_once(server: Server, services: FakeServ
     assert told["energy_basis"] == "modelled"
     assert "cost: 1 of 2 jobs are left out on both sides, because a signal is unknown" in told["caveats"]
     assert told["energy_bases"] == {"modelled": 2}
+
+
+@pytest.mark.parametrize(
+    ("given", "run_now_s"),
+    [
+        ({}, 120.0),  # the 60 s that planning assumes of a restart are half of the job, and nobody measured them
+        ({"gridshift.restart_s": "2"}, 118.0),
+        ({"gridshift.restart_s": "60"}, 108.0),  # a tenth at most
+    ],
+)
+def test_a_pause_takes_off_the_baseline_what_is_known_of_its_restart(
+    server: Server, services: FakeServices, given: dict[str, str], run_now_s: float
+) -> None:
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    services.clock = VirtualClock(start)
+    services.signals.append(
+        [
+            SignalPoint(
+                "north", Kind.PRICE, "EUR/MWh", start, start + timedelta(hours=1), None, start, 100.0, Quality.MEASURED, "csv"
+            )
+        ]
+    )
+    server.submit("j", metadata={**FLEX, **given, "gridshift.power_w": "3600000"})
+    attempt = services.launch("j")
+    services.clock.advance(121)
+    # 120 s at 3600 kW are 120 kWh: 12 EUR at 100 EUR/MWh, in the same hour whenever it runs
+    services.change("j", energy_kwh=120.0, cost=12.0, cost_currency="EUR", pauses=1)
+    services.end(attempt, JobState.SUCCEEDED)
+    told = server.get("/v1/savings")
+    assert told["totals"]["cost"] == 12.0
+    assert told["totals"]["cost_run_now"] == pytest.approx(run_now_s / 120 * 12)
+    (caveat,) = [one for one in told["caveats"] if "restart" in one]
+    assert "takes gridshift.restart_s off that time where the job's owner stated it" in caveat and "at most 10%" in caveat
+
+
+def test_the_time_of_a_run_is_without_the_time_it_stood_frozen() -> None:
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    ran = Attempt("j", 1, "north", "j-1", start, started_at=start, ended_at=start + timedelta(seconds=500), frozen_s=200.0)
+    lasts = Attempt("j", 2, "north", "j-2", start, started_at=start)
+    assert savings.ran_seconds([ran, lasts]) == 300.0
+
+
+def test_the_message_for_ray_says_the_planned_start_once(server: Server, services: FakeServices) -> None:
+    server.submit("j")
+    start = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
+    services.change("j", reason="north from 2026-01-01 12:00Z: 40 EUR/MWh", planned_region="north", planned_start_at=start)
+    assert views.ray_message(services.store.job("j")) == "north from 2026-01-01 12:00Z: 40 EUR/MWh"
+    services.change("j", reason="no room", planned_region="north", planned_start_at=start)
+    assert views.ray_message(services.store.job("j")) == "no room (planned start 2026-01-01 12:00Z in north)"
 
 
 def test_savings_before_the_first_signals_say_that_they_are_still_read(server: Server, services: FakeServices) -> None:

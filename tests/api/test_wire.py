@@ -77,6 +77,30 @@ def test_a_wrong_submission_is_refused_in_both_dialects(shared: Server, body: di
     assert len(as_ray.content) < 3000 and len(ours.content) < 3000
 
 
+@pytest.mark.parametrize(
+    ("body", "fields"),
+    [
+        ({**GOOD, "metadata": {"a": "x" * 1_000_000}}, ["metadata"]),
+        ({**GOOD, "metadata": {"a": "\N{SNOWMAN}" * 170_000}}, ["metadata"]),  # half as many bytes as Ray would get
+        ({**GOOD, "metadata": {"a": "x" * 400_000}, "runtime_env": {"config": ["y" * 700_000]}}, ["runtime_env", "metadata"]),
+    ],
+)
+def test_a_submission_that_no_ray_takes_is_refused(shared: Server, body: dict[str, Any], fields: list[str]) -> None:
+    data = json.dumps(body, ensure_ascii=False).encode()
+    answer = shared.call("POST", "/v1/jobs", data=data)
+    assert answer.status_code == 422
+    problems = answer.json()["error"]["problems"]
+    assert [problem["field"] for problem in problems] == fields
+    assert all(problem["value"].endswith(" bytes") and "1 MiB" in problem["remedy"] for problem in problems)
+    as_ray = shared.call("POST", "/api/jobs/", data=data)
+    assert as_ray.status_code == 400 and fields[0] in as_ray.text and "below 1,000,000 bytes" in as_ray.text
+    assert shared.services.store.counts() == {}
+
+
+def test_a_submission_that_ray_just_takes_is_taken(server: Server) -> None:
+    assert server.call("POST", "/api/jobs/", json={**GOOD, "metadata": {"a": "x" * 999_000}}).status_code == 200
+
+
 def test_every_problem_is_named_at_once(server: Server) -> None:
     answer = server.call("POST", "/v1/jobs", json={"entrypoint": 1, "metadata": {"a": 1, "b": 2}, "entrypoint_memory": "x"})
     assert {p["field"] for p in answer.json()["error"]["problems"]} == {

@@ -77,6 +77,9 @@ def test_failures_are_exit_1_on_stderr(api: FakeApi, run: Run) -> None:
     api.token = "t"
     assert "a token is needed" in run("jobs").stderr
     assert run("jobs", "list", "--token", "t").exit_code == 0
+    assert run("jobs", "list", "--token", "t\n").exit_code == 0
+    refused = run("jobs", "list", "--token", "secret\nsecret")
+    assert refused.exit_code == 2 and "token" in refused.stderr and "secret" not in refused.stderr
     nobody = f"http://127.0.0.1:{free_port()}"
     result = run("jobs", "list", "--address", nobody)
     assert result.exit_code == 1 and f"{nobody} does not answer" in result.stderr

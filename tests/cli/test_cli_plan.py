@@ -184,6 +184,12 @@ def test_the_choice_and_what_it_lost_to_have_their_costs() -> None:
     assert lines[-1].startswith("costs are as planned: energy at the expected price, PUE 1.2 included; carbon at 50 EUR/t")
 
 
+def test_what_an_alternative_costs_more_is_said_once() -> None:
+    told = TOLD | {"alternatives": [TOLD["alternatives"][0] | {"why_not": "costs 2.50 EUR more"}]}
+    (line,) = [line for line in explained(told) if "south" in line]
+    assert "4.00 EUR" in line and line.endswith("costs 2.50 EUR more") and line.count("2.50 EUR more") == 1
+
+
 @pytest.mark.parametrize("width", [80, 120])
 def test_an_explanation_fits(width: int) -> None:
     long = TOLD | {"alternatives": [TOLD["alternatives"][0] | {"why_not": "a long sentence of why it was not chosen " * 4}]}

@@ -153,6 +153,25 @@ def test_the_token_is_sent_and_stays_home(api: FakeApi, monkeypatch: pytest.Monk
     assert list(pickle.loads(pickle.dumps(client)).list()) == []
 
 
+def test_what_surrounds_a_token_does_not_matter(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    api.token = "s3cret"
+    assert list(Client(api.address, token=" s3cret\n").list()) == []
+    monkeypatch.setenv("GRIDSHIFT_TOKEN", "s3cret\r\n")
+    assert list(Client(api.address).list()) == []
+
+
+@pytest.mark.parametrize("token", ["s3cret\ns3cret", "s3cret\x00", "s3cret\x7f1", "s3cret\u20ac", "s3cret\udcff", "s3\x85cret"])
+def test_a_token_that_cannot_be_sent_is_named_and_not_told(token: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ClientError, match=r"^bad input\ntoken: '\(not shown\)': has characters") as caught:
+        Client("http://127.0.0.1:1", token=token)
+    assert "cret" not in str(caught.value) and caught.value.__context__ is None
+    if "\x00" in token:
+        return  # no environment holds it
+    monkeypatch.setenv("GRIDSHIFT_TOKEN", token)
+    with pytest.raises(ClientError, match=r"^bad input\nGRIDSHIFT_TOKEN: '\(not shown\)'"):
+        Client("http://127.0.0.1:1")
+
+
 def test_other_servers_and_wrong_addresses_are_recognised(api: FakeApi, client: Client) -> None:
     api.answers["GET", "/v1/jobs/x"] = lambda _: (200, b"<html>")
     with pytest.raises(ClientError, match="is that gridshift"):

@@ -141,6 +141,21 @@ def test_stop_ends_a_running_job(lab: Lab, sid: str) -> None:
     assert done.exit_code is None
 
 
+def test_a_stopped_job_that_has_not_begun_ends_only_when_it_would_begin(lab: Lab) -> None:
+    first, second, third = (f"stop{next(NUMBERS)}-1" for _ in range(3))
+    lab.cluster.submit(lab.job(first, run_s=300, entrypoint_num_gpus=2), {}, maybe_sent=False)
+    lab.wait(first, RayStatus.RUNNING)
+    lab.cluster.submit(lab.job(second, run_s=300, entrypoint_num_gpus=2), {}, maybe_sent=False)
+    for _ in range(3):
+        lab.cluster.stop(second)
+    lab.cluster.submit(lab.job(third, run_s=0.1), {}, maybe_sent=False)
+    lab.wait(third, RayStatus.SUCCEEDED)
+    waiting = lab.cluster.statuses([second])[second]
+    assert waiting is not None and waiting.status is RayStatus.PENDING
+    lab.cluster.stop(first)
+    assert lab.wait(second, *ENDED).status is RayStatus.STOPPED
+
+
 def test_gpus_are_not_handed_out_twice(lab: Lab) -> None:
     first, second, third = (f"gpu{next(NUMBERS)}-1" for _ in range(3))
     lab.cluster.submit(lab.job(first, run_s=300, entrypoint_num_gpus=2), {}, maybe_sent=False)
@@ -194,4 +209,14 @@ def test_a_refusal_says_why(lab: Lab, sid: str) -> None:
     with pytest.raises(LaunchRefused, match="refused the job: metadata values must be strings") as caught:
         lab.cluster.submit(job, {}, maybe_sent=False)
     assert "\n" not in str(caught.value)
+    assert lab.cluster.statuses([sid]) == {sid: None}
+
+
+def test_a_body_that_is_too_large_is_a_refusal(lab: Lab, sid: str) -> None:
+    if isinstance(lab, Simulated):
+        pytest.skip("a simulated cluster takes bodies of any size")
+    job = lab.job(sid, run_s=1, runtime_env={"env_vars": {"A": "b"}})
+    job.metadata["much"] = "x" * 1_050_000  # type: ignore[index]
+    with pytest.raises(LaunchRefused, match=r"no body above 1 MiB, and this one has 1,050,\d+ bytes \(metadata 1,050,\d+\)"):
+        lab.cluster.submit(job, {}, maybe_sent=False)
     assert lab.cluster.statuses([sid]) == {sid: None}

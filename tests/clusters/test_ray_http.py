@@ -202,6 +202,22 @@ def test_gpus_that_cannot_be_read_are_unknown_not_zero(server: Server, cluster: 
             LaunchRefused,
             "Invalid label: `a b`$",
         ),
+        (
+            (
+                500,
+                "Traceback (most recent call last):\n  File\nRuntimeError: Request failed with status code 500: "
+                "Traceback (most recent call last):\n  File y\n    raise HTTPRequestEntityTooLarge(self._client_max_size)\n"
+                "aiohttp.web_exceptions.HTTPRequestEntityTooLarge: Request Entity Too Large\n.\n",
+            ),
+            LaunchRefused,
+            r"Ray takes no body above 1 MiB, and this one has 115 bytes \(metadata 10, entrypoint 6",
+        ),
+        (
+            (500, "Traceback (most recent call last):\n  File\nRuntimeError: Request failed with status code 500: oh.\n"),
+            ClusterUnreachable,
+            "status code 500: oh$",
+        ),
+        ((500, "Request Entity Too Large, a proxy says"), ClusterUnreachable, "a proxy says"),
         ((500, "No available agent to submit job, please try again later."), ClusterUnreachable, "No available agent"),
         ((400, "Bad Request: this proxy does not like it"), ClusterUnreachable, "does not like it"),
         ((404, "nope"), ClusterUnreachable, "not Ray's"),

@@ -100,16 +100,106 @@ def test_a_launch_that_a_slow_head_takes_up_long_after_the_cancel_is_stopped(mon
     assert status is not None and status.status == "STOPPED"
 
 
-def test_a_cancel_of_a_job_that_its_cluster_cannot_place_ends_soon() -> None:
-    sim = simulation()
+def test_a_cancel_of_a_job_that_its_cluster_has_not_begun_ends_when_it_is_dropped() -> None:
+    sim = simulation(price=[{"feed": "synthetic", "price_swing": 0.0, "noise": 0.0}])
+    sim.clusters["a"]._stop_s = 4.0  # its command runs for so long before it is stopped
     advance(sim, 3)
+    submit(sim, "full", run_s=400.0, gpus=4.0)
+    submit(sim, "next", run_s=9000.0, gpus=4.0)
+    advance(sim, 10)
+    assert (state(sim, "full"), state(sim, "next")) == (JobState.RUNNING, JobState.LAUNCHING)
+    cancel(sim, "next")
+    advance(sim, 60)
+    job = sim.store.job("next")
+    assert job is not None and job.state is JobState.LAUNCHING, "Ray runs its command yet"
+    assert job.reason == "being cancelled: a has not begun it yet and drops it when it would begin"
+    for _ in range(400):
+        advance(sim, 1)
+        status = sim.clusters["a"].statuses(["next-1"])["next-1"]
+        assert status is not None
+        if status.ended_at is None:
+            assert state(sim, "next") in (JobState.LAUNCHING, JobState.RUNNING)
+        else:
+            break
+    advance(sim, 5)
+    assert (state(sim, "full"), state(sim, "next")) == (JobState.SUCCEEDED, JobState.CANCELLED)
+    assert "running in a" in [event.reason for event in sim.store.events("next")], "it is told that it ran"
+    assert len(sim.store.events("next")) < 12, "waiting for an end is not a stream of events"
+
+
+def test_a_cancelled_job_that_its_cluster_cannot_place_is_in_nobodys_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    sim = simulation(price=[{"feed": "synthetic", "price_swing": 0.0, "noise": 0.0}])
+    advance(sim, 3)
+    cluster, stops = sim.clusters["a"], list[datetime]()
+    real = cluster.stop
+
+    def stop(submission_id: str) -> None:
+        stops.append(sim.clock.now())
+        real(submission_id)
+
+    monkeypatch.setattr(cluster, "stop", stop)
     submit(sim, "wide", gpus=9.0)
     advance(sim, 10)
-    assert state(sim, "wide") is JobState.LAUNCHING
-    cancel(sim, "wide")
+    submit(sim, "flexible", gpus=1.0, deadline="1h", runtime="1m")
     advance(sim, 30)
-    assert state(sim, "wide") is JobState.CANCELLED
+    assert (state(sim, "wide"), state(sim, "flexible")) == (JobState.LAUNCHING, JobState.QUEUED), "it holds all GPUs"
+    cancel(sim, "wide")
+    advance(sim, 900)  # into the next slot of the plan
+    assert (state(sim, "wide"), state(sim, "flexible")) == (JobState.LAUNCHING, JobState.RUNNING)
+    assert 25 <= len(stops) <= 35, "asked again, now and then"
+    cluster.restart()
+    advance(sim, 20)
+    job = sim.store.job("wide")
+    assert job is not None and job.state is JobState.CANCELLED and "knows it no more" in job.reason
     assert len(sim.store.events("wide")) < 12, "waiting for an end is not a stream of events"
+
+
+def test_launches_without_an_answer_do_not_keep_others_from_being_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    sim = simulation(gpus=400, price=[{"feed": "synthetic", "price_swing": 0.0, "noise": 0.0}])
+    advance(sim, 3)
+    cluster = sim.clusters["a"]
+    real = cluster.submit
+
+    def deaf(submission: Submission, packages: Mapping[str, Path], *, maybe_sent: bool) -> None:
+        if submission.submission_id.startswith("stuck"):
+            raise ClusterUnreachable("could not take the job")
+        real(submission, packages, maybe_sent=maybe_sent)
+
+    monkeypatch.setattr(cluster, "submit", deaf)
+    for n in range(40):
+        submit(sim, f"stuck{n}")
+    submit(sim, "j", deadline="1h", runtime="1m")
+    advance(sim, 60)
+    assert state(sim, "j") is JobState.QUEUED, "they may yet be starting"
+    advance(sim, 80)
+    assert state(sim, "j") is JobState.RUNNING
+    assert all(state(sim, f"stuck{n}") is JobState.LAUNCHING for n in range(40))
+    # Where hardly any launch gets an answer it is the cluster: no more of them then, until some are cancelled.
+    for n in range(40, 140):
+        submit(sim, f"stuck{n}")
+    advance(sim, 200)
+    submit(sim, "k", deadline="1h", runtime="1m")
+    advance(sim, 30)
+    assert state(sim, "k") is JobState.QUEUED
+    for n in range(20):
+        cancel(sim, f"stuck{n}")
+    advance(sim, 30)
+    assert state(sim, "k") is JobState.RUNNING
+
+
+def test_cancelled_launches_that_their_cluster_has_not_begun_hold_up_no_other() -> None:
+    sim = simulation(price=[{"feed": "synthetic", "price_swing": 0.0, "noise": 0.0}])
+    sim.clusters["a"]._start_s = 100.0
+    advance(sim, 3)
+    for n in range(40):
+        submit(sim, f"j{n}")
+    advance(sim, 3)
+    for n in range(40):
+        cancel(sim, f"j{n}")
+    submit(sim, "k", gpus=1.0, deadline="1h", runtime="1m")
+    advance(sim, 10)
+    assert {state(sim, f"j{n}") for n in range(40)} == {JobState.LAUNCHING}
+    assert state(sim, "k") is JobState.LAUNCHING
 
 
 def test_a_cancel_that_comes_with_a_launch_wins() -> None:
@@ -252,7 +342,7 @@ def test_an_attempt_that_was_lost_is_stopped_once_its_cluster_answers_again() ->
     asked: list[str] = []
     cluster = sim.clusters["a"]
     real_stop, real_statuses = cluster.stop, cluster.statuses
-    cluster.statuses = lambda ids: dict.fromkeys(ids)  # type: ignore[method-assign]
+    cluster.statuses = lambda submission_ids: dict.fromkeys(submission_ids)  # type: ignore[method-assign]
     failures = 3
 
     def stop(submission_id: str) -> None:
@@ -344,7 +434,7 @@ def test_a_job_that_is_to_run_now_starts_at_the_next_tick_within_limits_and_is_n
     advance(sim, 3)
     waits = {"earliest": "12h", "deadline": "40h", "runtime": "8h", "power_w": "1000", "pausable": "checkpoint"}
     for job_id in ("first", "second"):
-        submit(sim, job_id, run_s=8 * 3600.0, **waits)
+        submit(sim, job_id, 8 * 3600.0, 0.0, **waits)
     advance(sim, 120)
     assert state(sim, "first") is state(sim, "second") is JobState.QUEUED
     for job_id in ("first", "second"):

@@ -34,7 +34,8 @@ def parse(defaults: FlexibilityDefaults = DEFAULTS, **given: Any) -> Flexibility
     ("text", "seconds"),
     [
         ("90m", 5400), ("6h", 21600), ("2d", 172800), ("1h30m", 5400), ("1 h 30 m", 5400), ("PT6H", 21600), ("P1DT2H", 93600),
-        ("pt90s", 90), ("P1W", 604800), ("42", 42), ("1.5h", 5400), ("0", 0),
+        ("pt90s", 90), ("P1W", 604800), ("42", 42), ("1.5h", 5400), ("0", 0), ("6 hours", 21600), ("1 hr 30 mins", 5400),
+        ("1 Hour 5min 10 seconds", 3910), ("2 days", 172800), ("1week", 604800), ("90 sec", 90),
     ],
 )  # fmt: skip
 def test_durations(text: str, seconds: float) -> None:
@@ -42,7 +43,28 @@ def test_durations(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "h", "-5m", "5x", "1h1h", "P", "PT", "P1DT", "nan", "inf", "1e9", "400d", "5m later", "٣m"]
+    "text",
+    [
+        "",
+        "h",
+        "-5m",
+        "5x",
+        "1h1h",
+        "P",
+        "PT",
+        "P1DT",
+        "nan",
+        "inf",
+        "1e9",
+        "400d",
+        "5m later",
+        "٣m",
+        "1 hour 1h",
+        "5 moons",
+        "2 months",
+        "5 minutess",
+        "1" * 101 + "m",
+    ],
 )
 def test_what_is_no_duration(text: str) -> None:
     with pytest.raises(ValueError, match="duration"):
@@ -118,6 +140,12 @@ def test_a_job_that_says_nothing_is_not_flexible() -> None:
     ("key", "value", "remedy"),
     [
         ("deadline", "2026-02-03T20:00", "no UTC offset"),
+        ("deadline", "2026-02-04", "needs a time of day with a UTC offset, such as 2026-02-04T18:00Z"),
+        ("deadline", "2026-02-04Z", "such as 2026-02-04T18:00Z"),
+        ("deadline", "2026-02-04+01:00", "such as 2026-02-04T18:00Z"),
+        ("deadline", "2026-02-04+18:00Z", "must be a time such as"),
+        ("deadline", "2026-13-04", "must be a time such as"),
+        ("deadline", "0001-01-01T00:00+14:00", "has passed"),
         ("deadline", "tomorrow", "must be a time such as"),
         ("deadline", "2026-02-03T05:00Z", "has passed"),
         ("deadline", "9999-12-31T23:59-12:00", "earlier time"),
@@ -156,6 +184,20 @@ def test_each_wrong_value_is_named_with_its_remedy(key: str, value: Any, remedy:
         parse(**{key: value})
     assert [(p.field, p.value) for p in caught.value.problems] == [(PREFIX + key, value)]
     assert remedy in caught.value.problems[0].remedy
+
+
+def test_a_long_value_is_quoted_in_part() -> None:
+    with pytest.raises(FlexibilityError, match="must be a time such as") as caught:
+        parse(deadline="1" * 5000)
+    assert caught.value.problems[0].value == "1" * 100 + "… (5000 characters)"
+
+
+def test_every_time_that_a_remedy_names_is_one() -> None:
+    for text in ("2026-02-04", "2026-02-04Z", "2026-02-04+01:00"):
+        with pytest.raises(FlexibilityError) as caught:
+            parse(deadline=text)
+        named = caught.value.problems[0].remedy.rpartition(" ")[2]
+        assert parse(deadline=named).deadline_at == datetime(2026, 2, 4, 18, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(

@@ -225,6 +225,10 @@ def test_port_that_is_ours_already() -> None:
     assert level == "ok" and "control plane listens" in says and none == ("ok", "none stands", "")
     with http(Answer(body={"energy_basis": "modelled", "alarms": [{"sentence": "eu is above its limit"}]})) as port:
         assert lines(doctor.check_port(config(f"[server]\nport = {port}\n")))[1][:2] == ("warn", "eu is above its limit")
+    silent = {"key": "unreachable eu", "sentence": "eu does not answer: no connection"}
+    with http(Answer(body={"energy_basis": "modelled", "alarms": [silent]})) as port:
+        _, (level, _, remedy) = lines(doctor.check_port(config(f"[server]\nport = {port}\n")))
+    assert level == "fail" and "start that cluster" in remedy
     with http(Answer(status=401, body={"error": {"message": "an API token is needed"}})) as port:
         _, (level, says, remedy) = lines(doctor.check_port(config(f"[server]\nport = {port}\n")))
     assert level == "warn" and "wants an API token" in says and "GRIDSHIFT_TOKEN" in remedy
