@@ -426,8 +426,10 @@ class LogFollower:
         await asyncio.sleep(often_s)
         if not backoff_s and not self._store.is_read(job_id):
             seldom_s = max(KEEP_S, took_s / KEEP_SHARE, len(self._wanted) / KEEP_RATE)
+            # Not wait_for: up to Python 3.11 it swallows a cancellation that comes with the event, and we would never end.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(asked.wait(), max(0.0, seldom_s - often_s))
+                async with asyncio.timeout(max(0.0, seldom_s - often_s)):
+                    await asked.wait()
 
     def _http(self, region: str) -> RayCluster:
         if region not in self._https:

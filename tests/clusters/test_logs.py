@@ -230,6 +230,21 @@ def test_whoever_reads_has_what_has_come_until_then(store: LogStore, ray: FakeRa
     assert ray.headers == {"Bearer tok"}
 
 
+def test_following_ends_also_when_somebody_begins_to_read_at_that_moment(store: LogStore, ray: FakeRay) -> None:
+    async def story(follower: LogFollower) -> None:
+        ray.whole = "one\n"
+        follower.watch(attempt())
+        await until(lambda: store.size("job", 1) > 0)
+        await asyncio.sleep(1.2 * READ_S)  # it waits for the next fetch to be due
+        follower._ask("job-1")
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            if "_follow" in str(task.get_coro()):
+                task.cancel()
+        await until(lambda: not any("_follow" in str(task.get_coro()) for task in asyncio.all_tasks()))
+
+    asyncio.run(ray.run(store, story))
+
+
 def test_a_tail_is_kept_up_and_nobody_elses_log_is_fetched_for_it(store: LogStore, ray: FakeRay) -> None:
     async def story(follower: LogFollower) -> None:
         ray.whole = "one\n"
@@ -355,8 +370,9 @@ def test_a_real_log_is_followed_to_its_end(store: LogStore, head: LocalRay) -> N
         follower = LogFollower(store, lambda region: (head.address, None))
         running = asyncio.create_task(follower.run())
         follower.watch(attempt())
-        while "first\n" not in (seen := await asyncio.to_thread(store.read_all, "job")):
-            await asyncio.sleep(0.1)
+        async with asyncio.timeout(60):
+            while "first\n" not in (seen := await asyncio.to_thread(store.read_all, "job")):
+                await asyncio.sleep(0.1)
         assert "\nlast\n" not in seen
 
         def ended() -> bool:
