@@ -360,7 +360,7 @@ class LogFollower:
                     self._finishing = {}
                 for sid in following.keys() - wanted.keys():
                     task = following.pop(sid)
-                    # It says goodbye to the cluster before it ends; it is waited for like a fetch.
+                    # Its last fetch may be under way; it is waited for like the others that end.
                     ending.add(task)
                     task.add_done_callback(ending.discard)
                     task.cancel()
