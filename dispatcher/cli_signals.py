@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 signals = group(None, "signals", "Prices and carbon intensities.", default="list")
 
 _HOURS = 96.0
-kind_option = click.option("--kind", type=click.Choice(["price", "carbon"]), default="price", show_default=True)
+kind_option = click.option("--kind", type=click.Choice(["price", "carbon", "load"]), default="price", show_default=True)
 
 
 # --- of the control plane -------------------------------------------------------------------------------------------
@@ -111,8 +111,8 @@ def signals_forecast(
         if options or now_text:
             raise click.UsageError("--option and --now go with --feed")
         kind = kind or "price"
-        if kind not in ("price", "carbon"):
-            raise click.BadParameter(f"{kind!r}; must be price or carbon", param_hint="--kind")
+        if kind not in ("price", "carbon", "load"):
+            raise click.BadParameter(f"{kind!r}; must be price, carbon or load", param_hint="--kind")
         answer = _cut(client.get_json("/v1/signals", {"region": region, "kind": kind}), hours or _HOURS)
         covered_h = len(answer["values"]) * answer["slot_s"] / 3600
         if hours is not None and covered_h < hours:

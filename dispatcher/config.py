@@ -21,6 +21,7 @@ from dispatcher.config_example import EXAMPLE
 from dispatcher.config_power import AgentsConfig, BranchConfig, EnergyConfig, MeterConfig, NodeConfig, power_problems
 from dispatcher.config_programme import ProgrammeConfig, programme_problems
 from dispatcher.config_sections import (
+    SIGNALS,
     GpuPoolConfig,
     PlanningConfig,
     RegionConfig,
@@ -316,7 +317,7 @@ def _tables(raw: Mapping[str, Any], key: str) -> list[tuple[int, dict[str, Any]]
 
 def _feeds(raw: Mapping[str, Any]) -> Iterator[tuple[Location, dict[str, Any]]]:
     for i, region in _tables(raw, "region"):
-        for kind in ("price", "carbon"):
+        for kind in SIGNALS:
             for j, feed in _tables(region, kind):
                 yield ("region", i, kind, j), feed
 
@@ -450,10 +451,10 @@ def _cross_checks(raw: Mapping[str, Any]) -> list[Problem]:
         if name not in FEEDS:
             problems.append(((*location, "feed"), f"{name!r} is not a feed; {_closest(name, FEEDS)}"))
             continue
-        kind = Kind.PRICE
+        kind = Kind.LOAD if location[2] == "load" else Kind.PRICE
         if location[2] == "carbon":
             kind = Kind.CARBON_MARGINAL if region.get("carbon_signal") == "marginal" else Kind.CARBON_AVERAGE
-        else:
+        elif location[2] == "price":
             implied = region.get("currency") if name == "csv" else "EUR"  # what feeds assume
             needs_rate((*location, "currency"), feed.get("currency", implied))
         for key, value, remedy in validate_options(name, feed, kind):

@@ -169,6 +169,10 @@ EXAMPLE = """\
 #feed = "synthetic"
 #[[region.carbon]]
 #feed = "synthetic"
+# Feeds of the grid's load, for a [[trigger]] that goes by it.
+#[[region.load]]
+#feed = "csv"
+#file = "load.csv"
 
 # What this site really pays; without it the planner sees the wholesale price. Amounts are per MWh or, with keys that end in
 # _per_kwh, per kWh, all without VAT. What the contract does not have is left out.
@@ -324,9 +328,10 @@ EXAMPLE = """\
 #secret_file = ""
 #secret_files = []
 
-# Prices that make events of our own, of the source "trigger NAME"; only published prices start or end one. "price-above" acts
-# from a price of above_per_mwh (the region's currency, as it is paid) until one below release_per_mwh (left out: the same), for
-# at least least and at most longest; "price-highest" in the highest_hours dearest hours of a day, once all of it is known.
+# Prices, or the grid's load, that make events of our own, of the source "trigger NAME". Only published prices count.
+# "price-above" acts from a price of above_per_mwh (the region's currency, as it is paid) until one below release_per_mwh (left
+# out: the same), for at least least and at most longest; "price-highest" in the highest_hours dearest hours of a day, once all
+# of it is known.
 #[[trigger]]
 #name = "spike"
 #region = "eu-west"
@@ -359,6 +364,18 @@ EXAMPLE = """\
 #kind = "price-highest"
 #highest_hours = 3
 #limit_w = 1000000.0
+# "load-above" (above_mw, release_mw) and "load-highest" (highest_hours, above_mw) go by [[region.load]], feeds as those of
+# prices are, and by its forecast. With of_month_peak only hours count that may come so near to the month's highest load: those
+# that may set a coincident peak, by which grid fees are shared out.
+#[[trigger]]
+#name = "coincident-peak"
+#region = "eu-west"
+#kind = "load-highest"
+#highest_hours = 2
+#of_month_peak = 0.97
+#above_mw = 60000.0
+#months = "jun-sep"
+#limit = "-50% of baseline"
 
 # What demand response pays and costs, and how it is measured; for the events of the sources named ([[event_source]],
 # [[webhook]], or "api" for 'gridshift events create'). What the contract does not say is left out. Reports ('gridshift events

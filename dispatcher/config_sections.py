@@ -31,6 +31,7 @@ from dispatcher.shifts import crontab_trigger
 from policies.durations import parse_duration
 from policies.registry import OURS, check
 from policies.world import GpuPool, TeamShare
+from signals.points import Kind
 
 #: The planner's look-ahead in slots (policies.grid), kept here so that reading a configuration needs no numpy.
 MAX_SLOTS = 1344
@@ -68,7 +69,10 @@ Duration = Annotated[str, AfterValidator(_check_duration)]
 Url = Annotated[str, AfterValidator(_check_url)]
 
 
-#: ``[[region.price]]`` or ``[[region.carbon]]``: one feed of a fallback chain: the key "feed", the rest as that feed has it.
+#: What a region has chains of feeds of.
+SIGNALS = ("price", "carbon", "load")
+#: ``[[region.price]]``, ``[[region.carbon]]`` or ``[[region.load]]``: one feed of a fallback chain: the key "feed", the rest
+#: as that feed has it.
 FeedTable = Annotated[dict[str, Any], AfterValidator(_check_feed_name)]
 
 
@@ -250,6 +254,7 @@ class RegionConfig(Section):
     observe_s: float = Field(1.0, ge=0.1, le=60)
     price: list[FeedTable] = []
     carbon: list[FeedTable] = []
+    load: list[FeedTable] = []
     tariff: TariffConfig | None = None
     gpu_pools: list[GpuPoolConfig] = Field([], alias="gpu_pool")
     branches: list[BranchConfig] = Field([], alias="branch")
@@ -273,6 +278,16 @@ class RegionConfig(Section):
         if self.gpu_pools and self.gpus is not None and abs(pooled - self.gpus) > 1e-6:
             raise ValueError(f"its gpu_pool tables have {pooled:g} GPUs together but gpus is {self.gpus:g}; leave gpus out")
         return self
+
+    def chain(self, what: str) -> list[FeedTable]:
+        """Its sources of "price", "carbon" or "load" (of the grid, not of the site), the first choice first."""
+        return {"price": self.price, "carbon": self.carbon, "load": self.load}[what]
+
+    def signal_kind(self, what: str) -> Kind:
+        """The kind that its "price", "carbon" or "load" is of."""
+        if what == "carbon":
+            return Kind.CARBON_MARGINAL if self.carbon_signal == "marginal" else Kind.CARBON_AVERAGE
+        return Kind.PRICE if what == "price" else Kind.LOAD
 
     def pools(self) -> tuple[GpuPool, ...]:
         """Its GPUs by type; empty when they are all alike."""

@@ -24,6 +24,7 @@ import requests
 
 from dispatcher.clock import SystemClock
 from dispatcher.config import Config, EventSourceConfig, RegionConfig, load
+from dispatcher.config_sections import SIGNALS
 from dispatcher.errors import ConfigError, GridshiftError
 from signals.manners import Manners
 
@@ -278,13 +279,15 @@ def _skew(what: str, date: str | None, before: datetime, after: datetime) -> Ite
 def check_feeds(config: Config, region: RegionConfig, now: datetime, manners: Manners | None = None) -> Iterator[Finding]:
     """Each feed of a region, asked once: whether it answers and knows the present. Other regions share the ``manners``."""
     from signals.ingest import Limits, fetch
-    from signals.points import Kind
 
     if config.replay is not None:
         now = config.replay.start
     limits = Limits(connect_s=3.0, read_s=5.0, total_s=8.0, tries=1)
     manners = manners or Manners()
-    for key, chain in (("price", region.price), ("carbon", region.carbon)):
+    for key in SIGNALS:
+        chain = region.chain(key)
+        if key == "load" and not chain:
+            continue  # only a trigger needs it, and configuration asks for it there
         what, usable = f"feed {region.name} {key}", False
         if key == "price" and region.tariff is not None and not region.tariff.tariff(region.name).needs_wholesale:
             yield Finding("ok", what, f"{region.tariff.type} tariff; no feed is needed")
@@ -293,14 +296,13 @@ def check_feeds(config: Config, region: RegionConfig, now: datetime, manners: Ma
             says = f"none is configured, so planning does not know the {key} of {region.name}"
             yield Finding("warn", what, says, f"add a [[region.{key}]]")
             continue
-        kind = Kind.PRICE if key == "price" else Kind(f"carbon_{region.carbon_signal}")
         for spec in chain:
             name = str(spec["feed"])
             result = fetch(
                 name,
                 spec,
                 region=region.name,
-                kind=kind,
+                kind=region.signal_kind(key),
                 now=now,
                 window_start=now - timedelta(hours=2),
                 window_end=now + timedelta(hours=24),

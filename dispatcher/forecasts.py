@@ -40,7 +40,7 @@ class Readable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One series that is planned with: a region's "price" or "carbon" from one source, in its calendar's time zone."""
+    """One series that is planned with: a region's "price", "carbon" or "load" from one source, in its calendar's time zone."""
 
     region: str
     what: str
@@ -83,7 +83,7 @@ class Forecasts:
             self._made_at[series] = self._wall()
             try:
                 made = self._make(
-                    self._past(series, until, now), Wanted(until, self._slot_s, DAYS, series.zone, series.what == "carbon")
+                    self._past(series, until, now), Wanted(until, self._slot_s, DAYS, series.zone, series.what != "price")
                 )
             except Exception as error:  # whatever it is, the others have theirs; the loop tries again
                 told = (series.what, series.region, series.source, error)

@@ -67,6 +67,7 @@ from dispatcher.store import Attempt, Job, Store
 from dispatcher.store.migrate import upgrade
 from dispatcher.store.sql import SqlStore
 from policies.world import Alternative, Pausable
+from signals.series import SlotSeries
 from signals.store import SignalStore
 
 log = logging.getLogger("gridshift")
@@ -174,6 +175,10 @@ class ControlPlane:
     def explain(self, job_id: str) -> tuple[Alternative, ...]:
         """What else could have been done with a planned job."""
         return self._control.explain(job_id)
+
+    def signal_series(self, region: str, what: str) -> SlotSeries | None:
+        """A signal as it is now."""
+        return self._control.book.series(region, what)
 
     def signal_chains(self, now: datetime) -> list[ChainStatus]:
         """How the signals' sources stood at the last look at them."""

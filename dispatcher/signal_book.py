@@ -1,4 +1,5 @@
-"""What each region's power costs and emits, as the control plane uses it: fetched, doubted, kept, laid on the planner's slots.
+"""What each region's power costs and emits, and its grid's load, as the control plane uses them: fetched, doubted, kept, laid
+on the planner's slots.
 
 It asks each feed no more often than the feed wishes, and those further down a region's chain only while the first is not fresh;
 it takes the first fresh and plausible source, and says which one and why. It decides nothing; unknown stays unknown.
@@ -18,6 +19,7 @@ from typing import Any, Literal, Protocol
 import requests
 
 from dispatcher.config import Config, RegionConfig
+from dispatcher.config_sections import SIGNALS
 from dispatcher.errors import ConfigError, GridshiftError
 from dispatcher.forecasts import Series
 from dispatcher.power.accounts import JobEnergy, Slice, integrated
@@ -39,15 +41,15 @@ log = logging.getLogger(__name__)
 #: How far back points are read to repeat an earlier day.
 LOOK_BACK = timedelta(days=8)
 #: How far ahead of a replay's present a file's values count as published, unless its options say otherwise: a replay that saw
-#: the whole file would know the future. Prices are published a day ahead, what was emitted is measured.
-REPLAY_LOOKAHEAD = {"price": "24h", "carbon": "0s"}
+#: the whole file would know the future. Prices are published a day ahead, what was emitted or drawn is measured.
+REPLAY_LOOKAHEAD = {"price": "24h", "carbon": "0s", "load": "0s"}
 #: A publisher's forecast that is older than this says nothing of the present.
 FORECAST_AGE = timedelta(hours=6)
 #: What a source said of the past may be revised for so long; asked anew, it need not say again what was before.
 REVISED = timedelta(days=2)
 #: How old a source's last value may be, unless its entry says ``max_age``. Carbon is published an hour or two late and moves
-#: slowly; a price is known ahead or not at all.
-MAX_AGE = {"price": timedelta(0), "carbon": timedelta(hours=3)}
+#: slowly, as load does, which is published sooner; a price is known ahead or not at all.
+MAX_AGE = {"price": timedelta(0), "carbon": timedelta(hours=3), "load": timedelta(hours=1)}
 #: Wall seconds that a refresh waits for answers, before it asks the next of the chain, and again for those.
 PATIENCE_S = 3.0
 #: A feed that publishes nothing new is asked less and less often, up to so many times its own period and this.
@@ -144,7 +146,7 @@ class SourceStatus:
 
 @dataclass(frozen=True, slots=True)
 class ChainStatus:
-    """How a region's "price" or "carbon" came about: every source in order, and the choice in a sentence."""
+    """How a region's "price", "carbon" or "load" came about: every source in order, and the choice in a sentence."""
 
     region: str
     what: str
@@ -187,7 +189,7 @@ class Closing(GridshiftError):
 
 
 class SignalBook:
-    """Every region's price and carbon. ``refresh`` runs in one loop; reads are thread-safe.
+    """Every region's price, carbon and load. ``refresh`` runs in one loop; reads are thread-safe.
 
     ``parallel`` feeds are asked at the same time, each in a thread; 0: one after the other in the caller, as under a virtual
     clock. With threads, ``arrived`` is called (in one of them) when an answer came too late for the refresh that asked for it:
@@ -222,8 +224,8 @@ class SignalBook:
         self._wrong: dict[tuple[str, str], str] = {}
         self._chains: dict[tuple[str, str], list[Source]] = {}
         for region in config.regions:
-            for what, chain in (("price", region.price), ("carbon", region.carbon)):
-                asked = chain if what == "carbon" or self._unasked(region.name) is None else []
+            for what in SIGNALS:
+                asked = region.chain(what) if what != "price" or self._unasked(region.name) is None else []
                 self._chains[(region.name, what)] = list(sources_of(asked, what, replaying=config.replay is not None))
         self._lock = threading.Lock()
         self._series: dict[tuple[str, str], SlotSeries | None] = {}
@@ -245,7 +247,7 @@ class SignalBook:
     # --- reading --------------------------------------------------------------------------------------------------
 
     def series(self, region: str, what: str) -> SlotSeries | None:
-        """The region's "price" or "carbon" on the planner's slots, or None when it has none."""
+        """The region's "price", "carbon" or "load" on the planner's slots, or None when it has none."""
         with self._lock:
             return self._series.get((region, what))
 
@@ -318,7 +320,7 @@ class SignalBook:
     def _points_over(
         self, region: str, what: str, start: datetime, end: datetime, as_of: datetime
     ) -> Sequence[SignalPoint] | None:
-        """What is known of a region's price or carbon in ``[start, end)``; None where it has none."""
+        """What is known of a region's price, carbon or load in ``[start, end)``; None where it has none."""
         if what == "price" and (tariff := self._tariffs.get(region)) is not None:
             with self._lock:
                 wholesale = self._wholesale.get(region)
@@ -413,9 +415,7 @@ class SignalBook:
         return Series(region, what, self._kind(region, what), source, zone, variant=variant)
 
     def _kind(self, region: str, what: str) -> Kind:
-        if what == "price":
-            return Kind.PRICE
-        return Kind.CARBON_MARGINAL if self._regions[region].carbon_signal == "marginal" else Kind.CARBON_AVERAGE
+        return self._regions[region].signal_kind(what)
 
     # --- refreshing -----------------------------------------------------------------------------------------------
 
@@ -736,7 +736,7 @@ class SignalBook:
         )
         if source.state in ("fresh", "suspect"):
             trusted = [p for p in points if p.quality is not Quality.SUSPECT]
-            series = _hold(series, trusted, now, source.max_age, first=what == "carbon")
+            series = _hold(series, trusted, now, source.max_age, first=what != "price")
         return series if any(value is not None for value in series.values) else None
 
     @staticmethod
@@ -838,7 +838,7 @@ def _why(source: Source, is_chosen: bool, chosen: Source | None, basis: str, *, 
 
 
 def sources_of(chain: list[dict[str, Any]], what: str, *, replaying: bool) -> Iterator[Source]:
-    """The links of a configured chain of "price" or "carbon".
+    """The links of a configured chain of "price", "carbon" or "load".
 
     Without a ``source`` of its own a link is named after its feed and the place that it is asked for, so that another place's
     values never continue a series. A feed that comes twice gets a second name.

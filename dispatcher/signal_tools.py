@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from dispatcher.config import Config, RegionConfig
+from dispatcher.config import Config
 from dispatcher.errors import BadInput
 from dispatcher.forecasts import DAYS, LEARNED
 from dispatcher.signal_book import sources_of
@@ -160,8 +160,8 @@ def backfill_of(
     progress: Callable[[Step], None],
     ask: Callable[..., FetchResult] = fetch,
 ) -> tuple[str, datetime, datetime, Backfilled]:
-    """Fill the store with the last ``days`` days of a region's "price" or "carbon" from one of its configured sources, the
-    first unless ``source`` names another; return that source's name, the time filled and what became of it.
+    """Fill the store with the last ``days`` days of a region's "price", "carbon" or "load" from one of its configured sources,
+    the first unless ``source`` names another; return that source's name, the time filled and what became of it.
 
     Raises BadInput when there is no such region or source, and whatever the store raises.
     """
@@ -170,8 +170,7 @@ def backfill_of(
         raise BadInput(
             [("region", region, "must be one of " + (", ".join(regions) or "the configured regions: there is none"))]
         )
-    chain = regions[region].price if what == "price" else regions[region].carbon
-    links = {link.name: link for link in sources_of(chain, what, replaying=config.replay is not None)}
+    links = {link.name: link for link in sources_of(regions[region].chain(what), what, replaying=config.replay is not None)}
     if not links:
         raise BadInput([("kind", what, f"region {region} has no source for it: name one in the configuration")])
     if source is not None and source not in links:
@@ -184,7 +183,7 @@ def backfill_of(
         link.feed,
         link.options,
         region=region,
-        kind=_kind(regions[region], what),
+        kind=regions[region].signal_kind(what),
         start=start,
         end=end,
         now=now,
@@ -193,9 +192,3 @@ def backfill_of(
         ask=ask,
     )
     return link.name, start, end, done
-
-
-def _kind(region: RegionConfig, what: str) -> Kind:
-    if what == "price":
-        return Kind.PRICE
-    return Kind.CARBON_MARGINAL if region.carbon_signal == "marginal" else Kind.CARBON_AVERAGE

@@ -24,6 +24,7 @@ from dispatcher.signal_book import ChainStatus
 from dispatcher.store import Job, Store
 from policies.world import Alternative, World
 from signals.points import Kind, SignalPoint
+from signals.series import SlotSeries
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,8 +200,12 @@ class Services(Protocol):
         nothing can be said now."""
         ...
 
+    def signal_series(self, region: str, what: str) -> SlotSeries | None:
+        """A region's "price", "carbon" or "load" on the planner's slots; None where nothing is known of it. Cheap."""
+        ...
+
     def signal_chains(self, now: datetime) -> list[ChainStatus]:
-        """How each region's configured price and carbon stood at the last look at their sources, ages as of ``now``. Cheap."""
+        """How each region's signals stood at the last look at their sources, ages as of ``now``. Cheap."""
         ...
 
     def job_token(self, submission_id: str) -> str:

@@ -1,4 +1,5 @@
-"""The regions' prices and carbon intensities over HTTP: where each stands now and why, and one of them on the planner's slots.
+"""The regions' prices, carbon intensities and grid loads over HTTP: where each stands now and why, and one on the planner's
+slots.
 
 It reads the last snapshot and how the sources stood; it asks no source, and tells nothing of a source's options.
 """
@@ -13,13 +14,11 @@ from dispatcher.api import views
 from dispatcher.api.answers import json_response
 from dispatcher.api.services import Services
 from dispatcher.config import RegionConfig
+from dispatcher.config_sections import SIGNALS
 from dispatcher.errors import BadInput, NotFound
 from dispatcher.signal_book import ChainStatus
 from policies.world import RegionView
-from signals.points import Kind
 from signals.series import SlotSeries
-
-_KINDS = ("price", "carbon")
 
 
 class SignalsApi:
@@ -29,8 +28,9 @@ class SignalsApi:
         self._services = services
 
     async def get(self, request: Request) -> Response:
-        """Every region's price and carbon now, with all sources and why one was chosen. With ``?region=R&kind=price|carbon`` it
-        is one of them on the planner's slots, with the 10 and 90 % quantiles of what is our forecast; 404 where there is none.
+        """Every region's price and carbon now, and its grid's load where a source of it is configured, with all sources and why
+        one was chosen. With ``?region=R&kind=price|carbon|load`` it is one of them on the planner's slots, with the 10 and 90 %
+        quantiles of what is our forecast; 404 where there is none.
         """
         query = request.query_params
         if "region" in query or "kind" in query:
@@ -38,7 +38,14 @@ class SignalsApi:
         regions, chains = self._services.config.regions, self._chains()
         views_by_name = self._views()
         return json_response(
-            {"signals": [self._present(region, kind, views_by_name, chains) for region in regions for kind in _KINDS]}
+            {
+                "signals": [
+                    self._present(region, kind, views_by_name, chains)
+                    for region in regions
+                    for kind in SIGNALS
+                    if kind != "load" or region.load
+                ]
+            }
         )
 
     def _views(self) -> dict[str, RegionView]:
@@ -51,13 +58,13 @@ class SignalsApi:
         views_by_name, chains = self._views(), self._chains()
         regions = {region.name: region for region in self._services.config.regions}
         problems: list[tuple[str, object, str]] = []
-        if kind not in _KINDS:
-            problems.append(("kind", kind, "must be price or carbon"))
+        if kind not in SIGNALS:
+            problems.append(("kind", kind, "must be price, carbon or load"))
         if name not in views_by_name or name not in regions:
             problems.append(("region", name, "must be one of " + (", ".join(views_by_name) or "the configured regions")))
         if problems:
             raise BadInput(problems)
-        series = _series(views_by_name[name], kind)
+        series = self._series(views_by_name[name], kind)
         present = self._present(regions[name], kind, views_by_name, chains)
         if series is None:
             raise NotFound(f"region {name} has no {kind} signal (yet): {present['why']}")
@@ -72,23 +79,18 @@ class SignalsApi:
     ) -> dict[str, Any]:
         """How a region's signal stands; unknown where nothing is known, and never left out."""
         view, chain = views_by_name.get(region.name), chains.get((region.name, kind))
-        configured = region.price if kind == "price" else region.carbon
-        now = views.now_json(_series(view, kind) if view is not None else None, self._services.clock.now())
+        now = views.now_json(self._series(view, kind) if view is not None else None, self._services.clock.now())
         return {
             "region": region.name,
             "kind": kind,
-            "signal": chain.kind if chain is not None else _signal(region, kind),
+            "signal": chain.kind if chain is not None else region.signal_kind(kind),
             **(now or {"unit": None, "source": None, "now": None, "basis": "unknown", "low": None, "high": None}),
-            "why": chain.why if chain is not None else "not asked yet" if configured else "no source is configured",
+            "why": chain.why if chain is not None else "not asked yet" if region.chain(kind) else "no source is configured",
             "sources": [views.source_json(source) for source in chain.sources] if chain is not None else [],
         }
 
-
-def _series(view: RegionView, kind: str) -> SlotSeries | None:
-    return view.price if kind == "price" else view.carbon
-
-
-def _signal(region: RegionConfig, kind: str) -> str:
-    if kind == "price":
-        return Kind.PRICE
-    return Kind.CARBON_MARGINAL if region.carbon_signal == "marginal" else Kind.CARBON_AVERAGE
+    def _series(self, view: RegionView, kind: str) -> SlotSeries | None:
+        """As it was planned with; load, which no plan reads, as it is now."""
+        if kind == "load":
+            return self._services.signal_series(view.name, kind)
+        return view.price if kind == "price" else view.carbon

@@ -1,31 +1,40 @@
-"""Triggers at work: prices as known now, the events held so far, what `triggers.decide` says of both, and the intake.
+"""Triggers at work: prices and loads as known now, the events held so far, what `triggers.decide` says of both, and the intake.
 
-It fetches nothing: what a region's price is, and whether it is published, is the signal book's.
+It fetches nothing: what a region's price or load is, and where that comes from, is the signal book's.
 """
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from typing import Protocol
+from zoneinfo import ZoneInfo
 
 from dispatcher.config_trigger import LEVEL, TriggerConfig
 from dispatcher.dr.intake import EventIntake
 from dispatcher.dr.model import DrEvent, Message, Notes, Segment
 from dispatcher.dr.payloads import level_caps
-from dispatcher.dr.triggers import Decision, Held, Price, Wanted, decide
+from dispatcher.dr.triggers import Decision, Held, Rule, Slot, Wanted, decide
+from dispatcher.signal_book import HELD
 from dispatcher.store import GridEvent
 from signals.forecast import PUBLISHED, slot_series
 from signals.points import Quality, SignalPoint
 from signals.series import SlotSeries
 
-#: Prices behind us that are looked at: a local day and its change of clocks, and an event of a day.
+#: Slots behind us that are looked at: a local day and its change of clocks, and an event of a day.
 LOOK_BACK = timedelta(hours=26)
-#: How a price came about that may start or end an event.
+#: How a price came about that may start or end an event, and a load that counts as one that was.
 SETTLED = frozenset({Quality.MEASURED, Quality.ESTIMATED})
+#: Which loads ahead of us count, by where they come from: peaks of load are told by forecasts or not at all. One of an earlier
+#: day says nothing of today's.
+EXPECTED = frozenset({PUBLISHED, HELD, "model", "blend"})
+#: What the grid's load was last is taken for what it is, for so long, until what came after is published.
+LATE = timedelta(hours=2)
+#: How often a month's highest load is looked for.
+PEAK_AGAIN = timedelta(minutes=15)
 
 
-class Prices(Protocol):
+class Signals(Protocol):
     """What it needs of the signal book."""
 
     def series(self, region: str, what: str) -> SlotSeries | None:
@@ -54,39 +63,64 @@ class _Said:
 class Triggers:
     """All triggers of a configuration; ``look`` is a loop's, ``alarms`` the control loop's."""
 
-    def __init__(self, triggers: Sequence[TriggerConfig], prices: Prices, intake: EventIntake, store: Events) -> None:
-        self._triggers, self._prices, self._intake, self._store = tuple(triggers), prices, intake, store
+    def __init__(self, triggers: Sequence[TriggerConfig], signals: Signals, intake: EventIntake, store: Events) -> None:
+        self._triggers, self._signals, self._intake, self._store = tuple(triggers), signals, intake, store
         self._said: Mapping[str, _Said] = {}
+        self._peaks: dict[str, tuple[datetime, float | None]] = {}
 
     def look(self, now: datetime) -> None:
-        """Make, change and end events as the prices known now ask for. Raises StoreUnavailable."""
+        """Make, change and end events as the prices and loads known now ask for. Raises StoreUnavailable."""
         said: dict[str, _Said] = {}
         for trigger in self._triggers:
-            rule = trigger.rule()
-            prices, unit = self._known(trigger.region, now)
-            decision = decide(rule, prices, self._held(trigger, rule.period(now)), now, unit)
+            rule = self._rule(trigger, now)
+            slots, unit = self._known(trigger.region, rule.what, now)
+            decision = decide(rule, slots, self._held(trigger, rule.period(now)), now, unit)
             for wanted in decision.wanted:
                 self._take(trigger, wanted, now)
             said[trigger.name] = _Said(decision, trigger.region)
         self._said = said
 
     def alarms(self, now: datetime) -> Iterator[tuple[str, str | None, str]]:
-        """(key, region, sentence): prices that are not known, budgets that are used up."""
+        """(key, region, sentence): prices and loads that are not known, budgets that are used up."""
         for name, said in self._said.items():
             for what, sentence in said.decision.alarms:
                 yield f"trigger {name} {what}", said.region, f"trigger {name}: {sentence}"
 
-    def _known(self, region: str, now: datetime) -> tuple[list[Price], str]:
-        """Published prices of the series that is in use, those behind us too. A feed's own forecast is none."""
-        series = self._prices.series(region, "price")
+    def _rule(self, trigger: TriggerConfig, now: datetime) -> Rule:
+        """The trigger's rule, with what its share of the month's highest load comes to."""
+        rule = trigger.rule()
+        if trigger.of_month_peak is None:
+            return rule
+        peak = self._peaks.get(trigger.region)
+        if peak is None or not timedelta(0) <= now - peak[0] < PEAK_AGAIN:
+            peak = self._peaks[trigger.region] = (now, self._month_peak(trigger.region, rule.zone, now))
+        shares = [] if peak[1] is None else [trigger.of_month_peak * peak[1]]
+        return replace(rule, above=max([*shares, *([] if rule.above is None else [rule.above])], default=None))
+
+    def _month_peak(self, region: str, zone: str, now: datetime) -> float | None:
+        """The highest load, MW, that is known to have been this month, by the calendar of ``zone``."""
+        first = now.astimezone(ZoneInfo(zone)).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+        points = self._signals.points(region, "load", first.astimezone(UTC), now, now) or ()
+        return max((point.value for point in points if point.quality in SETTLED), default=None)
+
+    def _known(self, region: str, what: str, now: datetime) -> tuple[list[Slot], str]:
+        """The slots of the series that is in use, those behind us too, and its unit. Of prices only what is published counts,
+        and a feed's own forecast is not; of loads what is expected, too."""
+        series = self._signals.series(region, what)
         if series is None:
             return [], ""
-        start, slots = series.start - LOOK_BACK, int(LOOK_BACK.total_seconds() // series.slot_s) + len(series.values)
+        behind = int(LOOK_BACK.total_seconds() // series.slot_s)
+        start, slots = series.start - behind * timedelta(seconds=series.slot_s), behind + len(series.values)
         end = start + timedelta(seconds=slots * series.slot_s)
-        points = self._prices.points(region, "price", start, end, now) or ()
+        points = self._signals.points(region, what, start, end, now) or ()
         kept = [point for point in points if point.unit == series.unit and point.quality in SETTLED]
         known = slot_series(kept, now=now, start=start, slot_s=series.slot_s, slots=slots, unit=series.unit)
-        return _published(known), series.unit
+        values = [value if basis == PUBLISHED else None for value, basis in zip(known.values, known.basis, strict=True)]
+        if what == "load":
+            told = zip(series.values, series.basis, strict=True)
+            values = [*_carried(values[:behind], series.slot_s), *(v if basis in EXPECTED else None for v, basis in told)]
+        slot = timedelta(seconds=series.slot_s)
+        return [Slot(start + n * slot, start + (n + 1) * slot, value) for n, value in enumerate(values)], series.unit
 
     def _held(self, trigger: TriggerConfig, since: datetime) -> dict[str, Held]:
         """The events that it has made so far and that its budget counts, or that are not over."""
@@ -127,13 +161,12 @@ class Triggers:
         self._intake.take(trigger.source_name, Message((event,)), raw=body)
 
 
-def _published(series: SlotSeries) -> list[Price]:
-    """The slots, known where they are published: what is repeated from an earlier day starts nothing and ends nothing."""
-    slot = timedelta(seconds=series.slot_s)
-    return [
-        Price(series.start + index * slot, series.start + (index + 1) * slot, value if basis == PUBLISHED else None)
-        for index, (value, basis) in enumerate(zip(series.values, series.basis, strict=True))
-    ]
+def _carried(values: Sequence[float | None], slot_s: int) -> Iterator[float | None]:
+    """The values, with those that are not known as the last one before, where that is not longer ago than LATE."""
+    last, age_s = None, 0.0
+    for value in values:
+        last, age_s = (last, age_s + slot_s) if value is None else (value, 0.0)
+        yield last if age_s <= LATE.total_seconds() else None
 
 
 def _spans(event: GridEvent) -> tuple[tuple[datetime, datetime], ...]:

@@ -1,25 +1,29 @@
-"""When prices make an event of our own: from a rule and the prices that are known now to the events that should be.
+"""When prices, or the grid's load, make an event of our own: from a rule and the values known now to the events that should be.
 
-Pure. A price that is not known starts nothing and ends nothing. It knows no store, no feed and no limit.
+Pure. A value that is not known starts nothing and ends nothing. It knows no store, no feed and no limit.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
+from typing import Literal
 from zoneinfo import ZoneInfo
 
 HOUR = timedelta(hours=1)
+#: How the highest hours of a day are told.
+_HIGHEST = {"price": "highest-priced hours", "load": "hours of highest load"}
 
 Span = tuple[datetime, datetime]
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """See config_trigger.TriggerConfig. With ``highest_hours`` it is about the dearest hours of a day; else about a price that
-    reaches ``above_per_mwh`` and falls below ``release_per_mwh``. ``hours`` are of the day in ``zone``."""
+    """See config_trigger.TriggerConfig. With ``highest_hours`` it is about the highest hours of a day; else about a value that
+    reaches ``above`` and falls below ``release``, in the unit of ``what``. ``hours`` are of the day in ``zone``."""
 
-    above_per_mwh: float | None
-    release_per_mwh: float | None
+    what: Literal["price", "load"]
+    above: float | None
+    release: float | None
     least_s: float
     longest_s: float
     highest_hours: int | None
@@ -52,12 +56,12 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Price:
-    """What energy costs in a slot, a MWh, as it is published; None: not known."""
+class Slot:
+    """What energy costs in a slot, a MWh, or the grid's load in it, MW; None: not known."""
 
     start: datetime
     end: datetime
-    per_mwh: float | None
+    value: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,119 +100,115 @@ class Decision:
     alarms: tuple[tuple[str, str], ...] = ()
 
 
-def decide(rule: Rule, prices: Sequence[Price], held: Mapping[str, Held], now: datetime, unit: str = "") -> Decision:
-    """What should be, by the prices known at ``now``: slots in order of time, those behind us as far as they matter, a
+def decide(rule: Rule, slots: Sequence[Slot], held: Mapping[str, Held], now: datetime, unit: str = "") -> Decision:
+    """What should be, by the values known at ``now``: slots in order of time, those behind us as far as they matter, a
     day and two hours ago. ``held`` are all events of this trigger so far."""
-    current = next((price for price in prices if price.start <= now < price.end), None)
+    current = next((slot for slot in slots if slot.start <= now < slot.end), None)
     alarms: list[tuple[str, str]] = []
-    if current is None or current.per_mwh is None:
-        alarms.append(("price", "the price of now is not known: nothing is started by it, and nothing ended"))
-    elif rule.highest_hours and _hours(now.astimezone(ZoneInfo(rule.zone)).date(), ZoneInfo(rule.zone), prices) is None:
-        alarms.append(("day", "not all prices of today are known: its highest-priced hours cannot be told"))
-    found = _highest(rule, prices, held, now, unit) if rule.highest_hours else _above(rule, prices, held, now, unit)
+    if current is None or current.value is None:
+        alarms.append((rule.what, f"the {rule.what} of now is not known: nothing is started by it, and nothing ended"))
+    elif rule.highest_hours and _hours(now.astimezone(ZoneInfo(rule.zone)).date(), ZoneInfo(rule.zone), slots) is None:
+        alarms.append(("day", f"the {rule.what} is not known for all of today: its {_HIGHEST[rule.what]} cannot be told"))
+    found = _highest(rule, slots, held, now, unit) if rule.highest_hours else _above(rule, slots, held, now, unit)
     return _within_budget(rule, tuple(found), held, now, tuple(alarms))
 
 
-# --- the price is above a value -----------------------------------------------------------------------------------
+# --- the price or load is above a value -----------------------------------------------------------------------------------
 
 
-def _above(rule: Rule, prices: Sequence[Price], held: Mapping[str, Held], now: datetime, unit: str) -> Iterator[Wanted]:
+def _above(rule: Rule, slots: Sequence[Slot], held: Mapping[str, Held], now: datetime, unit: str) -> Iterator[Wanted]:
     live = sorted(
         ((key, one) for key, one in held.items() if not one.cancelled and one.end is not None and one.end > now),
         key=lambda item: item[1].spans[0],
     )
-    ahead = [price for price in prices if price.end > now]
+    ahead = [slot for slot in slots if slot.end > now]
     used: set[str] = set()
-    # 1. what has begun ends when the price is known to be below the release, and not before its least length
-    free_at, armed = now, _armed(rule, held, prices, now)
+    # 1. what has begun ends when the value is known to be below the release, and not before its least length
+    free_at, armed = now, _armed(rule, held, slots, now)
     for key, one in live:
         start, end = one.spans[0]
         if start > now:
             continue
         used.add(key)
         until, low = _fall(rule, ahead, start)
-        known = all(price.per_mwh is not None for price in ahead if price.start < until and end < price.end)
+        known = all(slot.value is not None for slot in ahead if slot.start < until and end < slot.end)
         if low is not None and (until < end or (until > end and known)):
-            why = f"{_said(low, unit)}, below {rule.release_per_mwh:g}" if rule.may(low.start) else "its hours are over"
+            why = f"{_said(rule, low, unit)}, below {rule.release:g}" if rule.may(low.start) else "its hours are over"
             yield Wanted(key, ((start, until),) if until > now else (), why)
             end = until
         free_at, armed = max(free_at, end), _ended_early(rule, ((start, end),))
     # 2. what begins later, or now
-    for start, end, first in _runs(rule, [price for price in ahead if price.end > free_at], max(now, free_at), armed):
+    for start, end, first in _runs(rule, [slot for slot in ahead if slot.end > free_at], max(now, free_at), armed):
         same = next((k for k, one in live if k not in used and one.spans[0][0] < end and start < one.spans[0][1]), None)
         key = same or f"{start:%Y-%m-%dT%H%MZ}"
         used.add(key)
-        yield Wanted(key, ((start, end),), f"{_said(first, unit)}, at or above {rule.above_per_mwh:g}")
+        yield Wanted(key, ((start, end),), f"{_said(rule, first, unit)}, at or above {rule.above:g}")
     # 3. what was to begin, and is known not to any more
     for key, one in live:
         start, end = one.spans[0]
-        covering = [price for price in ahead if price.start < end and start < price.end]
-        if key not in used and covering and all(price.per_mwh is not None for price in covering):
-            yield Wanted(key, (), f"the price was revised: {_said(covering[0], unit)}")
+        covering = [slot for slot in ahead if slot.start < end and start < slot.end]
+        if key not in used and covering and all(slot.value is not None for slot in covering):
+            yield Wanted(key, (), f"the {rule.what} was revised: {_said(rule, covering[0], unit)}")
 
 
-def _low(rule: Rule, price: Price) -> bool:
+def _low(rule: Rule, slot: Slot) -> bool:
     """Whether it is known that nothing is to be asked for in this slot."""
-    return not rule.may(price.start) or (
-        price.per_mwh is not None and rule.release_per_mwh is not None and price.per_mwh < rule.release_per_mwh
-    )
+    return not rule.may(slot.start) or (slot.value is not None and rule.release is not None and slot.value < rule.release)
 
 
-def _fall(rule: Rule, prices: Sequence[Price], start: datetime) -> tuple[datetime, Price | None]:
+def _fall(rule: Rule, slots: Sequence[Slot], start: datetime) -> tuple[datetime, Slot | None]:
     """When what began at ``start`` ends, and the slot that ends it; None: no fall is known, and its longest length does."""
     least_end, last_end = start + timedelta(seconds=rule.least_s), start + timedelta(seconds=rule.longest_s)
-    low = next((p for p in prices if p.end > least_end and p.end > start and _low(rule, p)), None)
+    low = next((p for p in slots if p.end > least_end and p.end > start and _low(rule, p)), None)
     until = last_end if low is None else max(low.start, least_end)
     return min(until, last_end), low
 
 
 def _ended_early(rule: Rule, spans: Sequence[Span]) -> bool:
-    """Whether an event ended before its longest length was over, which is: because the price fell."""
+    """Whether an event ended before its longest length was over, which is: because the value fell."""
     return spans[-1][1] - spans[0][0] < timedelta(seconds=rule.longest_s)
 
 
-def _armed(rule: Rule, held: Mapping[str, Held], prices: Sequence[Price], now: datetime) -> bool:
-    """Whether a new event may begin: after one that ended by its longest length the price must have been below first."""
+def _armed(rule: Rule, held: Mapping[str, Held], slots: Sequence[Slot], now: datetime) -> bool:
+    """Whether a new event may begin: after one that ended by its longest length the value must have been below first."""
     over = [one for one in held.values() if one.end is not None and one.end <= now]
     last = max(over, key=lambda one: max(end for _, end in one.spans), default=None)
-    if last is None or last.end is None or not prices or last.end < prices[0].start or _ended_early(rule, last.spans):
+    if last is None or last.end is None or not slots or last.end < slots[0].start or _ended_early(rule, last.spans):
         return True
-    return any(_low(rule, price) for price in prices if price.end > last.end and price.start <= now)
+    return any(_low(rule, slot) for slot in slots if slot.end > last.end and slot.start <= now)
 
 
-def _runs(rule: Rule, prices: Sequence[Price], begin: datetime, armed: bool) -> Iterator[tuple[datetime, datetime, Price]]:
-    """(start, end, first slot) of each stretch from the price's rise to its fall. What is not known changes nothing on the way;
-    where no fall is known the longest length ends it, and the price must fall before another begins."""
+def _runs(rule: Rule, slots: Sequence[Slot], begin: datetime, armed: bool) -> Iterator[tuple[datetime, datetime, Slot]]:
+    """(start, end, first slot) of each stretch from the value's rise to its fall. What is not known changes nothing on the way;
+    where no fall is known the longest length ends it, and the value must fall before another begins."""
     busy_until = begin
-    for price in prices:
-        if price.end <= busy_until:
+    for slot in slots:
+        if slot.end <= busy_until:
             continue
-        if _low(rule, price):
+        if _low(rule, slot):
             armed = True
-        elif armed and price.per_mwh is not None and rule.above_per_mwh is not None and price.per_mwh >= rule.above_per_mwh:
-            start = max(price.start, busy_until)
-            busy_until, _ = _fall(rule, prices, start)
+        elif armed and slot.value is not None and rule.above is not None and slot.value >= rule.above:
+            start = max(slot.start, busy_until)
+            busy_until, _ = _fall(rule, slots, start)
             armed = _ended_early(rule, ((start, busy_until),))
-            yield start, busy_until, price
+            yield start, busy_until, slot
 
 
-# --- the dearest hours of a day -----------------------------------------------------------------------------------
+# --- the highest hours of a day -----------------------------------------------------------------------------------
 
 
-def _highest(rule: Rule, prices: Sequence[Price], held: Mapping[str, Held], now: datetime, unit: str) -> Iterator[Wanted]:
+def _highest(rule: Rule, slots: Sequence[Slot], held: Mapping[str, Held], now: datetime, unit: str) -> Iterator[Wanted]:
     zone = ZoneInfo(rule.zone)
-    days = sorted({price.start.astimezone(zone).date() for price in prices if price.end > now})
+    days = sorted({slot.start.astimezone(zone).date() for slot in slots if slot.end > now})
     for day in days:
-        hours = _hours(day, zone, prices)
+        hours = _hours(day, zone, slots)
         if hours is None:
             continue  # not all of it is known (yet)
         key = day.isoformat()
         before = held.get(key)
         begun = _begun(before.spans, now) if before is not None else ()
         left = (rule.highest_hours or 0) - sum((end - start) / HOUR for start, end in begun)
-        allowed = [
-            (at, mean) for at, mean in hours if rule.may(at) and (rule.above_per_mwh is None or mean >= rule.above_per_mwh)
-        ]
+        allowed = [(at, mean) for at, mean in hours if rule.may(at) and (rule.above is None or mean >= rule.above)]
         best = sorted(allowed, key=lambda one: (-one[1], one[0]))[: rule.highest_hours]
         busy_until = max((end for _, end in begun), default=now)
         coming = [(at, mean) for at, mean in best if at >= busy_until][: max(0, round(left))]
@@ -216,7 +216,8 @@ def _highest(rule: Rule, prices: Sequence[Price], held: Mapping[str, Held], now:
         if spans or (before is not None and before.spans and not before.cancelled):
             means = [mean for at, mean in hours if any(start < at + HOUR and at < end for start, end in spans)]
             told = f", each at {min(means):.6g}{unit and ' ' + unit} or more" if means else ""
-            yield Wanted(key, spans, f"the {len(means)} highest-priced hours of {key}{told}")
+            hours_said = _HIGHEST[rule.what].replace("hours", "hour" if len(means) == 1 else "hours")
+            yield Wanted(key, spans, f"the {len(means)} {hours_said} of {key}{told}")
 
 
 def _begun(spans: Sequence[Span], now: datetime) -> tuple[Span, ...]:
@@ -224,8 +225,8 @@ def _begun(spans: Sequence[Span], now: datetime) -> tuple[Span, ...]:
     return tuple((start, min(end, start + ((now - start) // HOUR + 1) * HOUR)) for start, end in spans if start <= now)
 
 
-def _hours(day: date, zone: ZoneInfo, prices: Sequence[Price]) -> list[tuple[datetime, float]] | None:
-    """The hours of a local day with their mean price; None unless all of it is known."""
+def _hours(day: date, zone: ZoneInfo, slots: Sequence[Slot]) -> list[tuple[datetime, float]] | None:
+    """The hours of a local day with their mean value; None unless all of it is known."""
     begin = datetime(day.year, day.month, day.day, tzinfo=zone).astimezone(UTC)
     following = day + timedelta(days=1)
     end = datetime(following.year, following.month, following.day, tzinfo=zone).astimezone(UTC)
@@ -233,7 +234,7 @@ def _hours(day: date, zone: ZoneInfo, prices: Sequence[Price]) -> list[tuple[dat
     at = begin
     while at < end:
         parts = [
-            ((min(p.end, at + HOUR) - max(p.start, at)) / HOUR, p.per_mwh) for p in prices if p.start < at + HOUR and at < p.end
+            ((min(p.end, at + HOUR) - max(p.start, at)) / HOUR, p.value) for p in slots if p.start < at + HOUR and at < p.end
         ]
         if abs(sum(share for share, _ in parts) - 1) > 1e-9:
             return None
@@ -315,6 +316,6 @@ def _used_up(rule: Rule, period: datetime, what: str, one: Wanted) -> str:
     return f"the {what} of its {rule.per} since {period:%Y-%m-%d} are used up: no limit or a shorter one, though {one.sentence}"
 
 
-def _said(price: Price, unit: str) -> str:
-    value = "unknown" if price.per_mwh is None else f"{price.per_mwh:.6g}{unit and ' ' + unit}"
-    return f"the price from {price.start:%Y-%m-%d %H:%M}Z is {value}"
+def _said(rule: Rule, slot: Slot, unit: str) -> str:
+    value = "unknown" if slot.value is None else f"{slot.value:.6g}{unit and ' ' + unit}"
+    return f"the {rule.what} from {slot.start:%Y-%m-%d %H:%M}Z is {value}"

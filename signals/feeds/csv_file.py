@@ -1,4 +1,5 @@
-"""Prices or carbon intensities from a CSV file, plain or gzipped: an Electricity Maps export, or one row an hour and region.
+"""Prices, carbon intensities or a grid's load from a CSV file, plain or gzipped: an Electricity Maps export, or one row an hour
+and region.
 
 It knows headers by their beginnings (their spelling changed over the years) and that labels are starts in UTC; it does not
 know where the file came from, nor whether its licence lets you use it.
@@ -41,6 +42,7 @@ from signals.points import UNITS, Kind, Quality, SignalError, SignalPoint
 NAME = "csv"
 _COLUMNS = ("lca", "direct")
 _PRICE = re.compile(r"price(?:_([a-z]{3}))?(?:_(?:per_)?mwh)?|price \(([a-z]{3})/mwh\)")
+_LOAD = re.compile(r"(load|demand)(_mw| \(mw\))")
 _TRUE = frozenset({"1", "true", "yes", "t"})
 #: A gzip file may grow to this many bytes.
 _MAX_BYTES = 256 * 2**20
@@ -77,12 +79,12 @@ def _files(options: Mapping[str, Any]) -> tuple[str, ...]:
 def read(payload: bytes, context: Context) -> ParseResult:
     """Points of one zone of the file; blank or unreadable values and missing rows are gaps.
 
-    Values that start ``lookahead`` or more after ``retrieved_at`` count as not yet published. A carbon value that lies ahead
-    is a forecast; a price that lies ahead is a published price.
+    Values that start ``lookahead`` or more after ``retrieved_at`` count as not yet published. A carbon value or a load that
+    lies ahead is a forecast; a price that lies ahead is a published price.
     """
     options = context.options
-    if context.kind is Kind.PRICE:
-        column, variant = "price", ""
+    if context.kind in (Kind.PRICE, Kind.LOAD):
+        column, variant = str(context.kind), ""
     else:
         column = variant = str(options.get("column", "lca"))
         if column not in _COLUMNS:
@@ -222,7 +224,12 @@ def _find(header: list[str], wanted: Any) -> int | None:
 
 
 def _value_column(header: list[str], column: str, currency: str | None) -> tuple[int, str]:
-    """Where the values stand, and a price's unit ("" for carbon, whose unit follows from the kind)."""
+    """Where the values stand, and a price's unit ("" for others, whose unit follows from the kind)."""
+    if column == "load":
+        at = _find(header, lambda name: _LOAD.fullmatch(name) is not None)
+        if at is None:
+            raise FeedError(INVALID, f"no load column such as 'load_mw'; there are: {', '.join(header)[:200]}")
+        return at, ""
     if column == "price":
         for i, name in enumerate(header):
             match = _PRICE.fullmatch(name)
@@ -284,7 +291,7 @@ def check(options: Mapping[str, Any]) -> list[Problem]:
 
 FEED = Feed(
     name=NAME,
-    kinds=frozenset({Kind.PRICE, Kind.CARBON_AVERAGE}),
+    kinds=frozenset({Kind.PRICE, Kind.CARBON_AVERAGE, Kind.LOAD}),
     option_names=frozenset({"file", "zone", "column", "currency", "lookahead", "source"}),
     requests=build_requests,
     read=read,

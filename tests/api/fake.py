@@ -81,6 +81,7 @@ class FakeServices:
         self.planner = "ready"
         self.explains: tuple[Alternative, ...] | GridshiftError = ()
         self.chains = [north_price(datetime(2026, 1, 1, tzinfo=UTC))]
+        self.loads: dict[str, SlotSeries] = {}
         self.asked_as_of: datetime | None = None
         self.control_error: str | None = None
         self.control_silent_s: float | None = 0.5
@@ -120,6 +121,10 @@ class FakeServices:
         if isinstance(self.explains, GridshiftError):
             raise self.explains
         return self.explains
+
+    def signal_series(self, region: str, what: str) -> SlotSeries | None:
+        """The loads that a test sets."""
+        return self.loads.get(region) if what == "load" else None
 
     def signal_chains(self, now: datetime) -> list[ChainStatus]:
         """North's price is from its second source, for the first does not answer."""

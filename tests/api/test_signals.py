@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from dispatcher.clock import VirtualClock
+from signals.series import SlotSeries
 from tests.api.fake import FakeServices, Server
 
 CHAIN = [
@@ -34,6 +35,17 @@ def test_all_signals_with_their_sources(server: Server, services: FakeServices) 
     assert (second["state"], second["chosen"], second["age_s"], second["quality"]) == ("fresh", True, 12.5, "measured")
     assert (carbon["now"], carbon["unit"], carbon["source"], carbon["basis"]) == (None, None, None, "unknown")
     assert carbon["why"] == "no source is configured" and carbon["sources"] == []
+
+
+def test_a_grids_load_is_told_where_it_is_configured(server: Server, services: FakeServices) -> None:
+    assert server.call("GET", "/v1/signals?region=south&kind=load").status_code == 404
+    services.config.regions[1].load.append({"feed": "csv", "file": "load.csv"})
+    load = server.get("/v1/signals")["signals"][-1]
+    assert (load["region"], load["kind"], load["now"], load["why"]) == ("south", "load", None, "not asked yet")
+    start = services.clock.now().replace(minute=0, second=0, microsecond=0)
+    services.loads["south"] = SlotSeries(start, 3600, (41_000.0, None), ("published", "unknown"), "MW", "csv")
+    load = server.get("/v1/signals?region=south&kind=load")
+    assert (load["signal"], load["now"], load["unit"], load["values"]) == ("load", 41_000.0, "MW", [41_000.0, None])
 
 
 def test_one_signal_on_the_planners_slots(shared: Server) -> None:

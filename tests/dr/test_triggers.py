@@ -12,7 +12,7 @@ from dispatcher.config import Config, load
 from dispatcher.dr.budgets import budgets_of
 from dispatcher.dr.intake import EventIntake
 from dispatcher.dr.trigger_watch import Triggers
-from dispatcher.dr.triggers import HOUR, Decision, Held, Price, Rule, decide
+from dispatcher.dr.triggers import HOUR, Decision, Held, Rule, Slot, decide
 from dispatcher.errors import ConfigError
 from dispatcher.store.memory import MemoryStore
 from policies.world import Budget
@@ -29,13 +29,13 @@ DAY = NOW.replace(hour=0)
 
 
 def rule(**more: Any) -> Rule:
-    fields: dict[str, Any] = {"above_per_mwh": 500.0, "release_per_mwh": 400.0, "least_s": 900.0, "longest_s": 4 * 3600.0}
+    fields: dict[str, Any] = {"what": "price", "above": 500.0, "release": 400.0, "least_s": 900.0, "longest_s": 4 * 3600.0}
     rest = {"highest_hours": None, "months": None, "hours": None, "zone": "UTC"}
     return Rule(**{**fields, **rest, "max_events": None, "max_hours": None, "per": "season", **more})
 
 
-def hourly(*values: float | None, start: datetime = NOW) -> list[Price]:
-    return [Price(start + n * HOUR, start + (n + 1) * HOUR, value) for n, value in enumerate(values)]
+def hourly(*values: float | None, start: datetime = NOW) -> list[Slot]:
+    return [Slot(start + n * HOUR, start + (n + 1) * HOUR, value) for n, value in enumerate(values)]
 
 
 def spans(made: Decision) -> list[tuple[float, float]]:
@@ -107,7 +107,7 @@ def test_a_season_is_its_months_without_a_break() -> None:
 
 
 def test_the_dearest_hours_of_a_day_are_told_once_all_of_it_is_known() -> None:
-    one = rule(above_per_mwh=None, release_per_mwh=None, highest_hours=3)
+    one = rule(above=None, release=None, highest_hours=3)
     day = [10.0] * 24
     day[14], day[15], day[19], day[3] = 90.0, 80.0, 100.0, 95.0
     made = decide(one, hourly(*day, start=DAY), {}, NOW)
@@ -116,11 +116,11 @@ def test_the_dearest_hours_of_a_day_are_told_once_all_of_it_is_known() -> None:
     known = [*hourly(*day, start=DAY), *hourly(*[5.0] * 23, start=DAY + 24 * HOUR)]
     assert [w.event_id for w in decide(one, known, {}, NOW).wanted] == ["2026-03-02"]
     missing = decide(one, [p for p in known if p.start != NOW + HOUR], {}, NOW)
-    assert missing.wanted == () and "not all prices of today" in missing.alarms[0][1]
+    assert missing.wanted == () and "is not known for all of today" in missing.alarms[0][1]
 
 
 def test_hours_that_have_begun_stay_when_prices_are_revised() -> None:
-    one = rule(above_per_mwh=None, release_per_mwh=None, highest_hours=2)
+    one = rule(above=None, release=None, highest_hours=2)
     day = [10.0] * 24
     day[18], day[20] = 200.0, 300.0
     before = {"2026-03-02": Held(((NOW - HOUR, NOW), (NOW + 4 * HOUR, NOW + 5 * HOUR)))}
@@ -128,7 +128,7 @@ def test_hours_that_have_begun_stay_when_prices_are_revised() -> None:
 
 
 def test_hours_that_follow_in_a_span_that_has_begun_are_decided_again() -> None:
-    one = rule(above_per_mwh=None, release_per_mwh=None, highest_hours=2)
+    one = rule(above=None, release=None, highest_hours=2)
     day = [10.0] * 24
     day[12], day[20] = 200.0, 300.0
     before = {"2026-03-02": Held(((NOW, NOW + 2 * HOUR),))}
@@ -151,20 +151,22 @@ def test_a_lowered_budget_counts_for_the_next_events_and_not_for_one_that_has_be
 
 
 class Market:
-    """Published prices that a test sets: hours from now on; points behind are what was said then."""
+    """Published prices, or a grid's loads, that a test sets: hours from now on; points behind are what was said then. ``ahead``
+    is how values of hours to come are known."""
 
     def __init__(self, clock: VirtualClock) -> None:
         self.clock, self.values, self.quality = clock, dict[datetime, float](), Quality.MEASURED
+        self.kind, self.unit, self.ahead = Kind.PRICE, "EUR/MWh", "published"
 
     def series(self, region: str, what: str) -> SlotSeries:
         start = self.clock.now().replace(minute=0, second=0)
         values = tuple(self.values.get(start + n * HOUR) for n in range(24))
-        basis = tuple("unknown" if value is None else "published" for value in values)
-        return SlotSeries(start, 3600, values, basis, "EUR/MWh", "market")
+        basis = tuple("unknown" if value is None else self.ahead for value in values)
+        return SlotSeries(start, 3600, values, basis, self.unit, "market")
 
     def points(self, region: str, what: str, start: datetime, end: datetime, as_of: datetime) -> Sequence[SignalPoint]:
         return [
-            SignalPoint(region, Kind.PRICE, "EUR/MWh", at, at + HOUR, None, min(at, NOW), value, self.quality, "market")
+            SignalPoint(region, self.kind, self.unit, at, at + HOUR, None, min(at, NOW), value, self.quality, "market")
             for at, value in self.values.items()
             if start <= at < end
         ]
@@ -174,11 +176,13 @@ class Site:
     """A trigger around a store and a clock, as the control plane puts it together."""
 
     def __init__(self, **more: Any) -> None:
-        given = {"above_per_mwh": 500.0, "release_per_mwh": 400.0, **more}
+        bounds = {} if "kind" in more else {"above_per_mwh": 500.0, "release_per_mwh": 400.0}
+        given = {**bounds, **more}
         if "limit" not in given:
             given = {"limit_w": 40_000.0, **given}
         trigger = {"name": "spike", "region": "north", "kind": "price-above", **given}
-        region = {"name": "north", "address": "http://127.0.0.1:1", "price": [{"feed": "synthetic"}]}
+        load = [{"feed": "csv", "file": "load.csv"}]
+        region = {"name": "north", "address": "http://127.0.0.1:1", "price": [{"feed": "synthetic"}], "load": load}
         self.config = Config.model_validate({"region": [region], "trigger": [trigger]})
         self.clock, self.store = VirtualClock(NOW), MemoryStore()
         self.load_w: float | None = 100_000.0
@@ -293,6 +297,76 @@ def test_a_test_is_recorded_and_limits_nothing() -> None:
     assert site.store.grid_events()[0].test and site.budgets() == []
 
 
+# --- the grid's load ------------------------------------------------------------------------------------------------
+
+
+def grid(**more: Any) -> Site:
+    """A site that watches its grid's load: 30 GW by night and 40 at 18:00, yesterday too; forecast from now on."""
+    site = Site(**more)
+    site.market.kind, site.market.unit, site.market.ahead = Kind.LOAD, "MW", "model"
+    for day in (DAY - 24 * HOUR, DAY, DAY + 24 * HOUR):
+        site.market.values.update({day + n * HOUR: 40_000.0 - 1250.0 * abs(n - 18) for n in range(24)})
+    return site
+
+
+def peaks(site: Site) -> list[tuple[float, float]]:
+    """Hours of today."""
+    (event,) = [one for one in site.store.grid_events() if one.event_id.startswith("2026-03-02")]
+    return [((step.start - DAY) / HOUR, (step.end - DAY) / HOUR) for step in event.steps if step.end is not None]
+
+
+def test_the_hours_of_highest_load_are_told_by_forecasts_and_follow_them() -> None:
+    site = grid(kind="load-highest", highest_hours=3, hours=(0, 24))
+    site.look()
+    assert peaks(site) == [(17, 20)], "17 and 19 are alike"
+    assert "the 3 hours of highest load of 2026-03-02, each at 38750 MW or more" in site.budgets()[0].reason
+    site.market.values.update({DAY + n * HOUR: 45_000.0 for n in (13, 14, 15)})
+    site.look(0.5)
+    assert peaks(site) == [(13, 16)]
+
+
+def test_only_a_day_that_may_set_the_months_peak_counts() -> None:
+    """Of each month only the highest hour counts, so that a day well below it is left alone."""
+    site = grid(kind="load-highest", highest_hours=2, of_month_peak=0.98)
+    site.market.values[NOW.replace(day=1, hour=17)] = 42_000.0  # measured yesterday
+    site.look()
+    assert site.store.grid_events() == [], "0.98 of 42 GW is more than today's 40"
+    site.market.values[DAY + 18 * HOUR] = 41_500.0  # a warmer evening is forecast
+    site.look(0.5)
+    assert peaks(site) == [(18, 19)], "17:00 stays at 38.75 GW"
+    # a new month knows no peak of its own, and the one before counts no more
+    april = datetime.fromisoformat("2026-04-01T12:00Z")
+    site.market.values = {april.replace(hour=0) + n * HOUR: 30_000.0 + n for n in range(24)}
+    site.look((april - NOW) / HOUR)
+    assert {one.event_id for one in site.store.grid_events()} == {"2026-03-02", "2026-04-01"}
+
+
+def test_a_load_above_a_value_asks_and_one_below_the_release_ends_it() -> None:
+    site = grid(kind="load-above", above_mw=39_000, release_mw=37_000)
+    site.look()
+    assert peaks(site) == [(18, 21)], "20:00 has 37.5 GW, 21:00 36.25"
+    assert "the load from 2026-03-02 18:00Z is 40000 MW, at or above 39000" in site.budgets()[0].reason
+
+
+def test_a_load_that_is_published_late_is_carried_and_one_of_an_earlier_day_is_none() -> None:
+    site = grid(kind="load-highest", highest_hours=1)
+    for late in (10, 11):
+        del site.market.values[DAY + late * HOUR]
+    site.look()
+    assert peaks(site) == [(18, 19)]
+    gone = grid(kind="load-highest", highest_hours=1)
+    for late in (8, 9, 10, 11):
+        del gone.market.values[DAY + late * HOUR]
+    gone.look()
+    assert gone.store.grid_events() == []
+    assert "the load is not known for all of today" in next(iter(gone.triggers.alarms(gone.clock.now())))[2]
+    yesterday = grid(kind="load-highest", highest_hours=1)
+    yesterday.market.ahead = "repeat-day"
+    yesterday.look()
+    assert yesterday.store.grid_events() == []
+    assert "the load of now is not known" in next(iter(yesterday.triggers.alarms(yesterday.clock.now())))[2]
+
+
 # --- alerts of a live sender ---------------------------------------------------------------------------------------
 
 
@@ -329,13 +403,34 @@ BASE = '[[region]]\nname = "north"\naddress = "http://127.0.0.1:1"\n[[region.pri
         *(
             (
                 f'name = "t"\nregion = "north"\nkind = "price-highest"\nhighest_hours = 2\nlimit_w = 1\n{key} = {value}',
-                f"{key} = {value.replace(chr(34), chr(39))} is for price-above; remove it, or change kind",
+                f"{key} = {value.replace(chr(34), chr(39))} is for {kinds}; remove it, or change kind",
             )
-            for key, value in (("least", '"20m"'), ("longest", '"1h"'), ("release_per_mwh", "4.0"))
+            for key, value, kinds in (
+                ("least", '"20m"', "price-above or load-above"),
+                ("longest", '"1h"', "price-above or load-above"),
+                ("release_per_mwh", "4.0", "price-above"),
+            )
         ),
         (
             'name = "t"\nregion = "north"\nkind = "price-above"\nabove_per_mwh = 5\nlimit_w = 1\nhighest_hours = 2',
-            "highest_hours = 2 is for price-highest",
+            "highest_hours = 2 is for price-highest or load-highest",
+        ),
+        (
+            'name = "t"\nregion = "north"\nkind = "load-above"\nabove_mw = 5\nlimit_w = 1',
+            "has no load to watch; add [[region.load]]",
+        ),
+        (
+            'name = "t"\nregion = "north"\nkind = "load-above"\nlimit_w = 1',
+            "load-above needs above_mw, the load from which it acts",
+        ),
+        (
+            'name = "t"\nregion = "north"\nkind = "load-above"\nabove_mw = 5\nrelease_mw = 6\nlimit_w = 1',
+            "release_mw 6 must not be higher than above_mw 5",
+        ),
+        ('name = "t"\nregion = "north"\nkind = "load-highest"\nlimit_w = 1', "load-highest needs highest_hours"),
+        (
+            'name = "t"\nregion = "north"\nkind = "price-highest"\nhighest_hours = 2\nlimit_w = 1\nof_month_peak = 0.9',
+            "of_month_peak = 0.9 is for load-highest",
         ),
         (
             'name = "t"\nregion = "north"\nkind = "price-above"\nabove_per_mwh = 5\nlimit_w = 1\nbranch = "x"',

@@ -98,6 +98,18 @@ def test_carbon_ahead_is_a_forecast_and_a_price_ahead_is_published() -> None:
     assert {p.quality for p in parse("csv", price, PRICE).points} == {Quality.MEASURED}
 
 
+def test_a_grids_load_ahead_is_a_forecast() -> None:
+    rows = "".join(f"{at(h):%Y-%m-%dT%H:%MZ},{50_000 + h}\n" for h in (-1, 0)) + f"{at(1):%Y-%m-%dT%H:%MZ},-3\n"
+    for header in ("load_mw", "Load (MW)", "demand_mw"):
+        result = no_error(parse("csv", f"Datetime (UTC),{header}\n{rows}", Kind.LOAD))
+        assert [(p.value, p.unit, p.quality) for p in result.points] == [
+            (49_999.0, "MW", Quality.MEASURED),
+            (50_000.0, "MW", Quality.FORECAST),
+        ]
+        assert len(result.gaps) == 1 and "not a possible value" in result.warnings[0]
+    assert "no load column such as 'load_mw'" in str(parse("csv", f"datetime,load_gw\n{rows}", Kind.LOAD).error)
+
+
 def test_same_time_twice_is_one_suspect_value() -> None:
     body = TRACE + "2026-02-01T00:00Z,AT,1\n2026-02-01T00:00Z,AT,2\n2026-02-01T01:00Z,AT,3\n2026-02-01T01:00Z,AT,3\n"
     result = no_error(parse("csv", body, PRICE))

@@ -1,5 +1,5 @@
-"""A control plane as a process of its own, on a replayed day whose price file has a spike: it makes an event that limits the
-region, and its history tells the figures."""
+"""A control plane as a process of its own, on a replayed day whose price has a spike, or whose grid has its highest load: it
+makes an event that limits the region, and its history tells the figures."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,28 +23,37 @@ speed = 600
 name = "north"
 address = "http://127.0.0.1:{port}"
 gpus = 2
-[[region.price]]
+[[region.{what}]]
 feed = "csv"
-file = "{prices}"
-currency = "EUR"
+file = "{signals}"
+lookahead = "24h"
 
 [[trigger]]
 name = "spike"
 region = "north"
-kind = "price-above"
-above_per_mwh = 500
-release_per_mwh = 300
 limit_w = 1000
 recovery_s = 60
+{rule}
 """
+PRICE = 'kind = "price-above"\nabove_per_mwh = 500\nrelease_per_mwh = 300'
+LOAD = 'kind = "load-highest"\nhighest_hours = 1\nof_month_peak = 0.95'
 
 
-def test_a_spike_of_the_price_limits_the_region_while_it_lasts(tmp_path: Path) -> None:
-    prices = tmp_path / "prices.csv"
+@pytest.mark.parametrize(
+    ("what", "column", "rule", "event_id", "said"),
+    [
+        ("price", "price_eur_mwh", PRICE, "2026-07-01T1400Z", "900 EUR/MWh, at or above 500"),
+        ("load", "load_mw", LOAD, "2026-07-01", "the 1 hour of highest load of 2026-07-01, each at 900 MW or more"),
+    ],
+)
+def test_a_spike_limits_the_region_while_it_lasts(
+    tmp_path: Path, what: str, column: str, rule: str, event_id: str, said: str
+) -> None:
+    signals = tmp_path / "signals.csv"
     hours = [START + timedelta(hours=n) for n in range(-48, 60)]
     rows = [f"{at:%Y-%m-%dT%H:%M:%SZ},{900 if START + timedelta(hours=2) == at else 40 + at.hour}" for at in hours]
-    prices.write_text("\n".join(["datetime,price_eur_mwh", *rows]), encoding="utf-8")
-    with Plane(tmp_path, CONFIG.format(port=free_port(), prices=prices)) as plane:
+    signals.write_text("\n".join([f"datetime,{column}", *rows]), encoding="utf-8")
+    with Plane(tmp_path, CONFIG.format(port=free_port(), signals=signals, what=what, rule=rule)) as plane:
 
         def events() -> list[dict[str, Any]]:
             found: list[dict[str, Any]] = requests.get(f"{plane.address}/v1/events", timeout=10).json()["events"]
@@ -55,9 +64,9 @@ def test_a_spike_of_the_price_limits_the_region_while_it_lasts(tmp_path: Path) -
             limit: float | None = regions[0]["budget_w"]
             return limit
 
-        (event,) = wait_until(events, 20, "the event")  # told two hours ahead, as the price is
-        assert (event["source"], event["event_id"]) == ("trigger spike", "2026-07-01T1400Z")
-        assert event["limit_w"] == 1000 and "900 EUR/MWh, at or above 500" in event["reason"]
+        (event,) = wait_until(events, 20, "the event")  # told two hours ahead, as the value is
+        assert (event["source"], event["event_id"]) == ("trigger spike", event_id)
+        assert event["limit_w"] == 1000 and said in event["reason"]
         wait_until(lambda: budget_w() == 1000, 30, "the limit to be in force")
         wait_until(lambda: budget_w() is None, 30, "its end")
         shown = plane.gridshift("events", "show", event["event_id"])
