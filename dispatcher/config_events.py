@@ -48,6 +48,7 @@ _ONLY_FOR: Mapping[str, tuple[str, ...]] = {
     "callback_url": ("openadr-3.1", "openadr-3.0"),
     "api_key_header": ("pointer",),
     "allow_hosts": ("pointer",),
+    "list_url": ("pointer",),
     **dict.fromkeys(("secret_env", "secret_file", "secret_envs", "secret_files"), ("webhook",)),
 }
 #: The names that the site's terms have in a site file, by their names here.
@@ -83,7 +84,8 @@ class EventSourceConfig(SecretsSection):
     ``watchdog``: an event without end that has lasted so long raises an alarm; it is never released by that.
     ``response`` is the class that the site has promised; ``ramp_s`` and ``recovery_s`` are how long the way down and the way
     back take where a message does not say. ``max_skew_s``: beyond it between the sender's clock and ours, promises of
-    seconds cannot be kept. ``api_key_header`` carries the client secret where the sender is asked with a key.
+    seconds cannot be kept. ``api_key_header`` carries the client secret where the sender is asked with a key. ``list_url`` is
+    where a sender of hints tells which dispatches there are: what no webhook told of is found there.
     """
 
     name: Name
@@ -125,6 +127,7 @@ class EventSourceConfig(SecretsSection):
     callback_url: Annotated[str, AfterValidator(_optional_url)] = ""
     api_key_header: str = Field("X-API-Key", pattern=r"^[A-Za-z][A-Za-z0-9-]{0,63}$")
     allow_hosts: list[str] = Field([])
+    list_url: Annotated[str, AfterValidator(_optional_url)] = ""
 
     _numbers = field_validator("watchdog", "poll_every", mode="before")(_number_as_text)
 

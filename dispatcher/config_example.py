@@ -317,6 +317,8 @@ EXAMPLE = """\
 #url = "https://api.aggregator.example/dispatches"
 #api_key_header = "X-API-Key"
 #client_secret_env = "AGGREGATOR_KEY"
+# Where the dispatches are listed, asked every poll_every: a webhook may be lost. Empty: only what webhooks point to is fetched.
+#list_url = "https://api.aggregator.example/dispatches"
 # Other hosts that may be fetched from; a name that leads to a private address has to stand here.
 #allow_hosts = []
 #[[event_source]]

@@ -73,6 +73,8 @@ class Hints:
         for event_id, url, pointer in json.loads(store.setting(self._setting) or "[]"):
             self._hints[event_id] = _Hint(url, pointer)
         self._fetched_at: dict[str, float] = {}  # monotonic s
+        self._list_tries, self._list_wrong = 0, ""
+        self._listed: dict[str, Any] = {}  # what was fetched because it was listed, and as which version
         self._again_at = 0.0  # the first round looks after all that is held
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -143,12 +145,16 @@ class Hints:
                     self._changed.wait(5.0)
 
     def follow(self) -> None:
-        """Fetch what is due; each `poll_every` also what is held and not over: a webhook may have been lost."""
-        with self._changed:
-            now_s = self._mono()
-            if now_s >= self._again_at:
-                self._again_at = now_s + self._source.poll_every_s
+        """Fetch what is due; each `poll_every` also what is held and not over, and what is listed and not known: a webhook may
+        have been lost."""
+        now_s = self._mono()
+        if now_s >= self._again_at:
+            self._again_at = now_s + self._source.poll_every_s
+            with self._changed:
                 self._look_after_held()
+            if self._source.list_url:
+                self._look_at_list()
+        with self._changed:
             due = [(event_id, hint) for event_id, hint in self._hints.items() if hint.due <= now_s]
         for event_id, hint in due:
             if self._closed:
@@ -160,8 +166,32 @@ class Hints:
         for event_id, event in self._intake.held(self._source.name).items():
             over = event.cancelled or (event.end is not None and event.end <= now)
             if not over and event_id not in self._hints:
-                pointer = {"event": {"name": "poll"}, "resource": f"/{event_id}"}
-                self._hints[event_id] = _Hint(f"{self._source.url}/{quote(event_id, safe='')}", pointer, ours=True)
+                self._hints[event_id] = self._our_own(event_id)
+
+    def _look_at_list(self) -> None:
+        """Ask which dispatches there are, and fetch what is not known of them. What is not listed is not over for that."""
+        try:
+            found = pointers.listed(
+                parse(self._get(self._source, address_of(self._source, self._source.list_url))), self._clock.now()
+            )
+        except GridshiftError as error:
+            self._list_tries, self._list_wrong = self._list_tries + 1, str(error)
+            return
+        self._list_tries = 0
+        with self._changed:
+            known = self._intake.held(self._source.name).keys() | self._hints.keys()
+            self._listed = {event_id: version for event_id, version in self._listed.items() if event_id in found}
+            for event_id, version in list(found.items()):
+                if event_id in known or (event_id in self._listed and self._listed[event_id] == version):
+                    continue
+                if len(self._hints) >= MOST:
+                    break  # the next time
+                self._listed[event_id] = version
+                self._hints[event_id] = self._our_own(event_id)
+
+    def _our_own(self, event_id: str) -> _Hint:
+        pointer = {"event": {"name": "poll"}, "resource": f"/{event_id}"}
+        return _Hint(f"{self._source.url}/{quote(event_id, safe='')}", pointer, ours=True)
 
     def _try(self, event_id: str, hint: _Hint) -> None:
         if len(self._fetched_at) > 10 * MOST:
@@ -208,7 +238,10 @@ class Hints:
                     self._keep()
 
     def alarms(self, _: datetime) -> Iterator[tuple[str, str | None, str]]:
-        """(key, region, sentence) for each dispatch that cannot be fetched."""
+        """(key, region, sentence) for each dispatch that cannot be fetched, and for a list that cannot."""
+        if self._list_tries >= TELL_AFTER:
+            sentence = f"{self._source.name}: its list of dispatches cannot be fetched ({self._list_wrong}); only webhooks tell"
+            yield f"hint list {self._source.name}", self._source.region, f"{sentence} of new ones"
         for event_id, hint in list(self._hints.items()):
             if hint.tries >= TELL_AFTER:
                 held = event_id in self._intake.held(self._source.name)

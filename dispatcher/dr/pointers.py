@@ -7,6 +7,7 @@ Shape: a body ``{"event": {"name"}, "resource"}``, and the dispatch as fetched. 
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,6 +16,7 @@ from dispatcher.dr.openadr3 import Context
 from dispatcher.dr.payloads import REFERENCE, less
 from dispatcher.dr.site import zone_named
 from dispatcher.dr.timing import parse_time
+from dispatcher.errors import BadInput
 
 _MAX_VERSION = 1 << 53
 
@@ -31,6 +33,28 @@ def read(data: Any, context: Context) -> Message:
 def is_pointer(data: Any) -> bool:
     """Whether a webhook's body has this shape."""
     return isinstance(data, dict) and "resource" in data and isinstance(data.get("event"), dict)
+
+
+def listed(data: Any, now: datetime) -> dict[str, Any]:
+    """Modification numbers, by id, of the dispatches in a sender's list (JSON: a list, or an object that holds one) that may
+    ask for something: not those that are plainly over or cancelled. Raises BadInput where there is no list."""
+    inside = data.values() if isinstance(data, dict) else ()
+    lists = [data] if isinstance(data, list) else [one for one in inside if isinstance(one, list)]
+    if len(lists) != 1:
+        raise BadInput([("body", "(not shown)", "must be a list of dispatches, or an object that holds one list")])
+    found = {}
+    for one in lists[0]:
+        event_id = _id(one) if isinstance(one, dict) else None
+        if event_id is not None and one.get("authorized") is not False and not _is_over(one.get("end_time"), now):
+            found[event_id] = one.get("modification_number")
+    return found
+
+
+def _is_over(end: Any, now: datetime) -> bool:
+    try:
+        return datetime.fromisoformat(end) <= now
+    except (TypeError, ValueError):
+        return False  # none, one that only the whole dispatch explains, or without an offset
 
 
 def _item(data: Any, context: Context) -> DrEvent | Answer:

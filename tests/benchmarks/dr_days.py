@@ -27,7 +27,7 @@ from dispatcher.dr.ven3 import Ven3
 from dispatcher.dr.vtn_client import Listing, VtnError
 from dispatcher.dr.webhooks import content
 from dispatcher.power.caps import CapLoop
-from dispatcher.power.hub import Hub
+from dispatcher.power.hub import Former, Hub
 from dispatcher.store.migrate import upgrade
 from dispatcher.store.sql import SqlStore
 from policies.world import Budget, World
@@ -183,7 +183,7 @@ class Failing(Fleet):
         """Another control plane is there; agents find it within 13 s."""
         self.away = False
         self.hub = Hub(epoch=epoch, now=lambda: self.now, mono=self.mono)
-        self.hub.remember((f"n{node}", REGION, self.now) for node in range(len(self._sessions)))
+        self.hub.remember(Former(f"n{node}", REGION, self.now) for node in range(len(self._sessions)))
         self._said.clear()
         for node in range(len(self._sessions)):
             self._absent[node] = max(self.silent.get(node, 0.0), self.mono() + float(self.fails.uniform(1.0, 13.0)))

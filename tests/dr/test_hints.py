@@ -72,7 +72,11 @@ def aggregator() -> Iterator[Aggregator]:
 @pytest.fixture
 def rig(aggregator: Aggregator, monkeypatch: pytest.MonkeyPatch) -> Rig:
     monkeypatch.setenv("AGGREGATOR_KEY", KEY)
-    more = {"url": aggregator.url, "site": "hall-9", "allow_hosts": ["127.0.0.1"]}
+    return made_rig(aggregator)
+
+
+def made_rig(aggregator: Aggregator, **given: Any) -> Rig:
+    more = {"url": aggregator.url, "site": "hall-9", "allow_hosts": ["127.0.0.1"], **given}
     return Rig(source(protocol="pointer", api_key_header="X-Key", client_secret_env="AGGREGATOR_KEY", **more))
 
 
@@ -206,6 +210,80 @@ def test_a_lost_webhook_is_made_good_by_asking(rig: Rig, aggregator: Aggregator)
     now.s += 31
     followed.follow()
     assert len(aggregator.asked) == asked, "what is cancelled is not asked for"
+
+
+@pytest.fixture
+def listing(aggregator: Aggregator, monkeypatch: pytest.MonkeyPatch) -> Rig:
+    """A site whose aggregator lists its dispatches."""
+    monkeypatch.setenv("AGGREGATOR_KEY", KEY)
+    return made_rig(aggregator, list_url=aggregator.url, poll_every="30s")
+
+
+def test_a_dispatch_that_no_webhook_told_of_is_found_in_the_list(listing: Rig, aggregator: Aggregator) -> None:
+    over = {**FETCHED, "id": "d-6", "end_time": "2026-03-01T15:00:00Z"}
+    # what the list says of a dispatch is not used: it may be a summary
+    listed = [{"id": "d-7", "modification_number": 2}, over, {**FETCHED, "id": "d-5", "authorized": False}, "odd", {"id": None}]
+    aggregator.holds({"dispatches": listed, "total": 3}, "/dispatches")
+    aggregator.holds(FETCHED)
+    now = Now()
+    followed = hints(listing, now)
+    followed.follow()
+    assert aggregator.asked == [("/dispatches", KEY), ("/dispatches/d-7", KEY)]
+    assert [b.limit_w for b in listing.budgets()] == [150_000.0]
+    now.s += 29
+    followed.follow()
+    assert len(aggregator.asked) == 2
+    # what is listed no more is not over for that: it is asked for by itself
+    aggregator.holds([], "/dispatches")
+    now.s += 2
+    followed.follow()
+    assert aggregator.asked[2:] == [("/dispatches", KEY), ("/dispatches/d-7", KEY)]
+    assert len(listing.budgets()) == 1 and list(followed.alarms(listing.clock.now())) == []
+
+
+def test_a_listed_dispatch_that_is_refused_is_not_fetched_again_until_it_changes(listing: Rig, aggregator: Aggregator) -> None:
+    aggregator.holds([FETCHED], "/dispatches")
+    aggregator.holds({**FETCHED, "sites": "none"})
+    now = Now()
+    followed = hints(listing, now)
+    for _ in range(3):
+        followed.follow()
+        now.s += 31
+    assert [path for path, _ in aggregator.asked].count("/dispatches/d-7") == 1
+    newer = {**FETCHED, "modification_number": 3}
+    aggregator.holds([newer], "/dispatches")
+    aggregator.holds(newer)
+    followed.follow()
+    assert len(listing.budgets()) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (says(500, b""), "answers 500"),
+        (says(200, b"<html>"), "must be JSON"),
+        (says(200, b'{"a": [], "b": []}'), "one list"),
+        (says(200, b"7"), "one list"),
+    ],
+)
+def test_a_list_that_cannot_be_read_is_told_and_lifts_nothing(
+    listing: Rig, aggregator: Aggregator, answer: Any, said: str
+) -> None:
+    aggregator.holds(FETCHED)
+    now = Now()
+    followed = hints(listing, now)
+    followed.add(hint())
+    aggregator.answers["/dispatches"] = answer
+    for _ in range(TELL_AFTER):
+        assert list(followed.alarms(listing.clock.now())) == []
+        followed.follow()
+        now.s += 31
+    ((key, _, sentence),) = followed.alarms(listing.clock.now())
+    assert key == "hint list utility" and said in sentence and "only webhooks tell of new ones" in sentence
+    assert len(listing.budgets()) == 1
+    aggregator.holds([FETCHED], "/dispatches")
+    followed.follow()
+    assert list(followed.alarms(listing.clock.now())) == []
 
 
 def test_what_its_sender_answers_counts_also_when_it_forgot_to_count_up(rig: Rig, aggregator: Aggregator) -> None:
