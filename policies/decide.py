@@ -22,6 +22,7 @@ from policies.freezing import (
 )
 from policies.room import Room, drawn_w, least_w, limits_on, rests_w, rooms, running_w
 from policies.sentences import hhmm, kw, span
+from policies.serving import Level
 from policies.turns import (
     ASK_EARLIER_S,
     HELD,
@@ -95,6 +96,9 @@ def decide(world: World) -> list[Action]:
                     act(action.job_id, action)
                 else:
                     actions.append(action)
+    for name, here in placed.items():
+        for action in _step_aside(room[name], here, world, acted):
+            act(action.job_id, action)
     # 3. running jobs that the plan would rather have elsewhere, or later; and frozen ones that nothing keeps any more
     for job in world.jobs:
         if job.id in acted:
@@ -165,6 +169,8 @@ def _may_thaw(job: JobView, room: Room, frozen: Sequence[JobView], world: World)
     """Whether neither its owner, nor a limit in force or about to be, nor the plan keeps a frozen job where it is."""
     if job.held or leaving(job):
         return False
+    if any(guard.level >= Level.FREEZE and guard.concerns(job) for guard in room.view.guards):
+        return False
     gap_s = planned_gap_s(job, _known_to_plan(job, world), world)
     if gap_s is not None and gap_s > NOT_WORTH_WAKING_S:
         return False
@@ -183,6 +189,23 @@ def _has_power_for(room: Room, job: JobView, others: Sequence[JobView], now: dat
     if room.back_w is not None and room.draw_w + _returns_w(room, job) > room.back_w + SLACK:
         return False
     return all(draw_w <= limit_w - room.kept_w + SLACK for limit_w in limits)
+
+
+# --- serving ----------------------------------------------------------------------------------------------------------
+
+
+def _step_aside(room: Room, here: Sequence[JobView], world: World, acted: set[str]) -> list[AskCheckpoint | Freeze]:
+    """What batch beside serving at risk has to do, besides not starting and being capped: it is frozen, then asked to pause."""
+    actions: dict[str, AskCheckpoint | Freeze] = {}
+    for guard in room.view.guards:
+        for job in here if guard.level >= Level.FREEZE else ():
+            if job.id in acted or job.id in actions or not guard.concerns(job):
+                continue
+            if may_freeze(job, world.now):
+                actions[job.id] = Freeze(job.id, f"{guard.reason}: {frozen_for(job, world.now)}")
+            elif guard.level >= Level.PAUSE and pausable_now(job) and not leaving(job) and may_ask(job, world):
+                actions[job.id] = AskCheckpoint(job.id, f"{guard.reason}: asked to pause")
+    return list(actions.values())
 
 
 # --- limits -----------------------------------------------------------------------------------------------------------

@@ -8,7 +8,8 @@ from datetime import datetime, timedelta
 from policies.branches import Offers, arrives, no_place, unknown_share
 from policies.freezing import frozen_w
 from policies.sentences import hhmm, kw
-from policies.world import PLACED, SLACK, BranchView, Budget, Flexibility, JobState, JobView, RegionView, World
+from policies.serving import Level
+from policies.world import PLACED, SLACK, BranchView, Budget, Flexibility, Guarded, JobState, JobView, RegionView, World
 
 #: How far ahead a coming limit is looked at: no job is asked earlier than its own checkpoint takes.
 LEAD_S = 1800.0
@@ -86,6 +87,11 @@ class Room:
         """Whether some of what draws here is not known, so that nothing more may be put on it while it has a limit."""
         return self.branch is not None and self.branch.other_w is None
 
+    @property
+    def guarded(self) -> Guarded | None:
+        """The serving for which nothing is started here now; None: there is none."""
+        return next((one for one in self.view.guards if one.level >= Level.HOLD), None)
+
     def share_of(self, job: JobView) -> float:
         """The share of a placed job that counts here. On a branch of which no agent tells, its part of what is not known to be
         elsewhere counts too: that is not nothing, and cannot be everywhere at once."""
@@ -112,7 +118,7 @@ class Room:
     ) -> bool:
         """Whether ``refusal`` is None, without its sentence."""
         view = self.view
-        if not view.reachable:
+        if not view.reachable or self.guarded is not None:
             return False
         if view.gpus is not None and gpus > 0 and self.gpus_used + gpus > view.gpus - self.kept_gpus + SLACK:
             return False
@@ -148,6 +154,8 @@ class Room:
         view = self.view
         if not view.reachable:
             return f"{view.name} does not answer"
+        if self.guarded is not None:
+            return f"{view.name} starts nothing: {self.guarded.reason}"
         room = None if view.gpus is None else view.gpus - self.kept_gpus
         if not limits_only and room is not None and gpus > 0 and self.gpus_used + gpus > room + SLACK:
             return f"{view.name} has {max(0.0, room - self.gpus_used):g} of {view.gpus:g} GPUs free and it needs {gpus:g}"

@@ -177,6 +177,22 @@ class Reserved:
 
 
 @dataclass(frozen=True, slots=True)
+class Guarded:
+    """What batch has to give for interactive serving in a region now: ``level`` is one of policies.serving.Level, ``reason``
+    why. ``job_ids`` are the placed jobs on the same GPUs, nodes or branch (None: all of the region). Nobody can tell where a
+    job that is launched will land, so that a level above CALM holds up launches in the whole region."""
+
+    name: str
+    level: int
+    reason: str
+    job_ids: frozenset[str] | None = None
+
+    def concerns(self, job: JobView) -> bool:
+        """Whether a placed job of the region has to give."""
+        return self.job_ids is None or job.id in self.job_ids
+
+
+@dataclass(frozen=True, slots=True)
 class BranchView:
     """One branch of a region's power tree (a row, rack or PDU; the name "" is for GPUs on no branch). ``power_limit_w`` is its
     standing limit and ``other_w`` what GPUs there draw that run none of gridshift's jobs, or nobody knows whose (None: not
@@ -201,7 +217,8 @@ class RegionView:
     months of a demand charge, empty when the site has none. ``pools`` divide ``gpus`` by type (empty: all are alike), ``caps``
     are the power caps that can be set there besides none at all, ``reserved`` is what batch leaves to serving. ``unheard`` is
     True for some seconds after a start, until the agents there have told what they hold: caps of limits stand there meanwhile.
-    ``branches`` are all that are known while one of them has a limit, now or soon; else there are none.
+    ``branches`` are all that are known while one of them has a limit, now or soon; else there are none. ``guards`` are of the
+    interactive serving there that batch has to step aside for.
     """
 
     name: str
@@ -223,6 +240,7 @@ class RegionView:
     reserved: tuple[Reserved, ...] = ()
     unheard: bool = False
     branches: tuple[BranchView, ...] = ()
+    guards: tuple[Guarded, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

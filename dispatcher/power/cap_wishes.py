@@ -18,6 +18,7 @@ from policies.cap_model import GRID, LEAST_CAP, CapCurve, Learned
 from policies.freezing import frozen_w
 from policies.power_allocation import TIER_LOSS, Allocation, Tree, Units, allocate
 from policies.sentences import hhmm, kw
+from policies.serving import Level
 from policies.turns import leaving, limit_key, pausable_now
 from policies.world import PLACED, Flexibility, JobView, RegionView
 
@@ -25,7 +26,7 @@ from policies.world import PLACED, Flexibility, JobView, RegionView
 #: long been within the limit.
 MARGIN, LEAST_MARGIN = 0.01, 0.004
 #: Lease ids of ours begin with one of these words; what else is on a node is somebody else's.
-OURS = ("plan ", "site ", "event ")
+OURS = ("plan ", "site ", "event ", "serving ")
 #: Why GPUs are not capped on which other work than ours runs.
 FOREIGN = "work of no job of gridshift's runs on them"
 
@@ -460,6 +461,31 @@ def on_plan(nodes: Sequence[NodeLive], jobs: Mapping[str, JobView], caps: Mappin
             name = lease_id(f"plan {' '.join(on_it)}", gpu.uuid)
             reason = f"planned at {cap:.0%} of the default limit, where power is used best"
             wishes.append(Wish(gpu.node_id, gpu.uuid, name, "economic", limit_w, None, reason))
+    return wishes
+
+
+def on_guards(
+    view: RegionView, nodes: Sequence[NodeLive], jobs: Mapping[str, JobView], draws: Mapping[str, Draw], learned: Learned
+) -> list[Wish]:
+    """Leases that cap batch beside serving at risk as far as its jobs accept. They last a minute, and are
+    renewed while it is."""
+    guards = [guard for guard in view.guards if guard.level >= Level.CAP]
+    wishes = []
+    for node in nodes if guards else ():
+        if why_unable(node):
+            continue
+        for gpu in node.gpus:
+            on_it = [jobs[job_id] for job_id in gpu.jobs or () if job_id in jobs]
+            guard = next((one for one in guards if on_it and any(map(one.concerns, on_it))), None)
+            able = gpu.default_w and len(on_it) == len(gpu.jobs or ()) and all(job.flex.may_be_slowed for job in on_it)
+            if guard is None or not able or gpu.protected or gpu.default_w is None:
+                continue
+            full_w = draws[gpu.uuid].full_w if gpu.uuid in draws else gpu.default_w
+            curve = learned.curve(on_it[0].flex.group, gpu.name, round(full_w / gpu.default_w, 2))
+            limit_w = least_w(gpu, gpu.default_w, [job.flex for job in on_it], curve)
+            if limit_w < gpu.default_w:
+                name = lease_id(f"serving {guard.name}", gpu.uuid)
+                wishes.append(Wish(gpu.node_id, gpu.uuid, name, "economic", limit_w, None, guard.reason))
     return wishes
 
 

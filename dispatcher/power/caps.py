@@ -25,6 +25,7 @@ from dispatcher.power.cap_wishes import (
     as_they_stand,
     coming_back,
     lease_id,
+    on_guards,
     on_limits,
     on_plan,
 )
@@ -216,6 +217,7 @@ class CapLoop:
                 try:
                     made, told = on_limits(view, here, jobs, limits, branches, draws[view.name], self.learned, trust)
                     wishes += [*made, *on_plan(here, jobs, planned), *as_they_stand(here, jobs, limits, planned)]
+                    wishes += on_guards(view, here, jobs, draws[view.name], self.learned)
                     wishes += self._coming_back(view, here, jobs, world, now)
                     troubles += told
                 except Exception as error:
