@@ -71,7 +71,7 @@ def _jobs_wrong(fleet: Fleet, work: Work, answer: Answer) -> list[str]:
     def any_run(bad: Bools) -> Bools:
         return np.asarray(np.bincount(owner, weights=bad, minlength=n) > 0)
 
-    def of(words: str, bad: Bools, *figures: Floats) -> list[str]:
+    def of(words: str, bad: Bools, *figures: NDArray[Any]) -> list[str]:
         return _say(served & bad, lambda j: words.format(*(values[j] for values in figures)))
 
     wrong = of("in a lane that it may not use", ~going_on & ~np.isfinite(ready))

@@ -1,4 +1,4 @@
-"""Batch beside interactive serving at risk: it does not start, is frozen, is asked to pause, and comes back; no more than that."""
+"""Batch beside interactive serving at risk: it does not start, is frozen, is asked to pause, and comes back; no more."""
 
 from datetime import timedelta
 from typing import Any
