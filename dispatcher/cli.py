@@ -38,6 +38,7 @@ from dispatcher.cli_event_report import the_event
 from dispatcher.cli_events import explain as events_explain
 from dispatcher.cli_fleet import fleet
 from dispatcher.cli_plan import plan
+from dispatcher.cli_serving import serving
 from dispatcher.cli_signals import signals
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ main.add_command(plan)
 main.add_command(fleet)
 main.add_command(backtest)
 main.add_command(agent)
+main.add_command(serving)
 
 
 # --- jobs ---------------------------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from dispatcher.config_sections import (
     checked_database_url,
     read_secret,
 )
+from dispatcher.config_serving import ServingConfig, SloConfig, serving_problems
 from dispatcher.config_tariff import EnergyPeriodConfig, FeePeriodConfig, HoursConfig, TariffConfig
 from dispatcher.config_text import Location, dotted, key_lines, line_of
 from dispatcher.config_trigger import TriggerConfig, trigger_problems
@@ -336,6 +337,8 @@ def _make_paths_absolute(raw: dict[str, Any], base: Path) -> None:
         fix(region, "token_file")
         for _, meter in _tables(region, "meter"):
             fix(meter, "path", "token_file")
+        for _, serving in _tables(region, "serving"):
+            fix(serving, "token_file")
     for _, webhook in _tables(raw, "webhook"):
         fix(webhook, "secret_file", "secret_files")
     for _, source in _tables(raw, "event_source"):
@@ -441,6 +444,7 @@ def _cross_checks(raw: Mapping[str, Any]) -> list[Problem]:
         problems.append((("planning", "carbon_price_per_tonne"), remedy))
     for i, region in _tables(raw, "region"):
         problems += power_problems(region, i)
+        problems += serving_problems(region, i)
     problems += event_source_problems(raw)
     problems += trigger_problems(raw)
     problems += programme_problems(raw)
@@ -503,6 +507,7 @@ def _known_keys(location: Location) -> list[str]:
         "branch": BranchConfig,
         "node": NodeConfig,
         "meter": MeterConfig,
+        "serving": ServingConfig,
     }
     tariffs: dict[str, type[BaseModel]] = {
         "tariff": TariffConfig,
@@ -514,6 +519,8 @@ def _known_keys(location: Location) -> list[str]:
         model = children.get(str(location[0]), Config)
     if location[2:3] and location[2] in of_region:
         model = of_region[str(location[2])]
+    if location[2:3] == ("serving",) and "slo" in location:
+        model = SloConfig
     if "tariff" in location:
         model = tariffs.get(next(str(part) for part in reversed(location) if isinstance(part, str)), TariffConfig)
     return [field.alias or name for name, field in model.model_fields.items()]

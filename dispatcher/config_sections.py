@@ -25,6 +25,7 @@ from pydantic import (
 )
 
 from dispatcher.config_power import LABEL_VALUE, BranchConfig, MeterConfig, NodeConfig, branch_of
+from dispatcher.config_serving import ServingConfig
 from dispatcher.config_tariff import Name, TariffConfig, check_zone
 from dispatcher.errors import ConfigError
 from dispatcher.shifts import crontab_trigger
@@ -260,6 +261,7 @@ class RegionConfig(Section):
     branches: list[BranchConfig] = Field([], alias="branch")
     nodes: list[NodeConfig] = Field([], alias="node")
     meters: list[MeterConfig] = Field([], alias="meter")
+    serving: list[ServingConfig] = []
     timezone: str = ""
 
     @field_validator("timezone")

@@ -62,6 +62,7 @@ from policies.world import (
     AskCheckpoint,
     EndCancelled,
     Freeze,
+    Guarded,
     Hold,
     JobState,
     JobView,
@@ -145,13 +146,15 @@ class Control:
         self._caps = caps
         #: Who keeps what was expected without an event when notice of it comes; None where events are never measured.
         self.before_events: BeforeEvents | None = None
+        #: What batch has to give for the interactive serving of a region.
+        self.guards: Callable[[str], tuple[Guarded, ...]] = lambda region: ()
         #: Who stops and wakes jobs where they run; None where nobody can.
         self.freezes = freezes
         around = (config, self.settings, store, book, self.regions)
         if caps is not None:
-            self._around = WorldBuilder(*around, caps.points, caps.unheard, nodes)
+            self._around = WorldBuilder(*around, caps.points, caps.unheard, nodes, self._guards_of)
         else:
-            self._around = WorldBuilder(*around, nodes=nodes)
+            self._around = WorldBuilder(*around, nodes=nodes, guards=self._guards_of)
         self._standing = StandingPlan(planning)
         self._launching = Launching(
             regions=self.regions,
@@ -183,6 +186,9 @@ class Control:
         self._thinned_at = float("-inf")
         self.loops = self._table()
         self._plan_loop = next(loop for loop in self.loops if loop.name == "plan")
+
+    def _guards_of(self, region: str) -> tuple[Guarded, ...]:
+        return self.guards(region)
 
     # --- the table of loops --------------------------------------------------------------------------------------------
 

@@ -62,6 +62,8 @@ from dispatcher.power.hub import Former, Hub
 from dispatcher.power.meter_store import MeterStore
 from dispatcher.power.site_meters import SiteMeters
 from dispatcher.regions import Region
+from dispatcher.serving.metrics import MetricsReader
+from dispatcher.serving.watch import ServingStatus, ServingWatch
 from dispatcher.signal_book import ChainStatus, SignalBook
 from dispatcher.store import Attempt, Job, Store
 from dispatcher.store.migrate import upgrade
@@ -148,8 +150,9 @@ class ControlPlane:
         event_intake: EventIntake,
         hints: Mapping[str, Hints],
         vens: Vens,
+        serving: ServingWatch,
     ) -> None:
-        self._control = control
+        self._control, self._serving = control, serving
         self.config, self.clock, self.store = control.config, control.clock, control.store
         self.packages, self.logs, self.signals, self.data_dir = packages, logs, signals, data_dir
         self.hub, self.meters, self.agent_token = hub, meters, agent_token
@@ -175,6 +178,10 @@ class ControlPlane:
     def explain(self, job_id: str) -> tuple[Alternative, ...]:
         """What else could have been done with a planned job."""
         return self._control.explain(job_id)
+
+    def serving(self) -> list[ServingStatus]:
+        """How each serving stands."""
+        return self._serving.status(self.clock.now())
 
     def signal_series(self, region: str, what: str) -> SlotSeries | None:
         """A signal as it is now."""
@@ -462,6 +469,19 @@ def run(config: Config, *, on_ready: Callable[[], None] = lambda: None) -> int:
             triggers = Triggers(config.triggers, book, event_intake, store)
             control.loops.append(Loop("triggers", max(0.5, 15.0 / clock.speed), triggers.look))
             control.alarm_sources.append(triggers.alarms)
+        serving = ServingWatch(
+            config,
+            lambda one: MetricsReader(one, os.environ),
+            store,
+            nodes=hub.nodes,
+            changed=lambda: nudge_for_serving(control),
+        )
+        if any(region.serving for region in config.regions):
+            control.guards = serving.guards
+            control.loops.append(Loop("serving", 1.0, lambda now: serving.look(control.snapshot().world, now)))
+            control.alarm_sources.append(serving.alarms)
+            stack.callback(serving.close)
+            serving.start()
         hints = {s.name: Hints(s, event_intake, store, clock) for s in config.event_sources if s.protocol == "pointer"}
         for one in hints.values():
             control.alarm_sources.append(one.alarms)
@@ -518,6 +538,7 @@ def run(config: Config, *, on_ready: Callable[[], None] = lambda: None) -> int:
             event_intake=event_intake,
             hints=hints,
             vens=vens,
+            serving=serving,
         )
         # What lives as long as the process need not be looked at again and again; the rest is looked at less often than by
         # default, since each look walks through every job in memory.
@@ -527,6 +548,12 @@ def run(config: Config, *, on_ready: Callable[[], None] = lambda: None) -> int:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(config, plane, follower, on_ready, sock))
     return 0
+
+
+def nudge_for_serving(control: Control) -> None:
+    """Let batch step aside, and be capped, without waiting for the next second."""
+    control.nudge()
+    control.nudge_power()
 
 
 def _leadership_check(leadership: Leadership) -> Callable[[datetime], None]:

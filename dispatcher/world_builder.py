@@ -21,7 +21,7 @@ from dispatcher.store import Attempt, Job, Store
 from policies.freezing import idle_w
 from policies.registry import quota
 from policies.room import LEAD_S
-from policies.world import PLACED, Budget, CapPoint, DemandCharge, JobView, Plan, RegionView, Settings, World
+from policies.world import PLACED, Budget, CapPoint, DemandCharge, Guarded, JobView, Plan, RegionView, Settings, World
 
 #: Events that ended so long ago may still have load come back from them.
 MOST_BACK = timedelta(seconds=MAX_RECOVERY_S)
@@ -40,10 +40,11 @@ class WorldBuilder:
         caps: Callable[[str], tuple[CapPoint, ...]] = lambda region: (),
         unheard: Callable[[str], bool] = lambda region: False,
         nodes: Callable[[], Iterable[NodeLive]] = lambda: (),
+        guards: Callable[[str], tuple[Guarded, ...]] = lambda region: (),
     ) -> None:
         """``caps`` tells the power caps that a region's GPUs can be given now, ``unheard`` whether that is not known yet;
-        ``nodes`` are those that agents tell of."""
-        self._caps, self._unheard, self._nodes = caps, unheard, nodes
+        ``nodes`` are those that agents tell of, ``guards`` tells what batch has to give for a region's serving."""
+        self._caps, self._unheard, self._nodes, self._guards = caps, unheard, nodes, guards
         self._branches = {
             region.name: {one.name: one.power_limit_w or None for one in region.branches} for region in config.regions
         }
@@ -154,6 +155,7 @@ class WorldBuilder:
             caps=self._caps(region.name),
             unheard=self._unheard(region.name),
             reserved=(),  # headroom for interactive serving: nothing declares any yet
+            guards=self._guards(region.name),
         )
 
     def _gates(self, regions: Sequence[RegionView], now: datetime) -> dict[str, float]:

@@ -28,6 +28,7 @@ from dispatcher.api.openadr3 import OpenAdr3
 from dispatcher.api.ray_jobs import SUBMIT_PATHS, RayJobs
 from dispatcher.api.self_service import SelfService
 from dispatcher.api.services import Services
+from dispatcher.api.serving import ServingApi
 from dispatcher.api.signals import SignalsApi
 from dispatcher.api.v1 import V1
 from dispatcher.api.webhooks import Webhooks
@@ -90,6 +91,7 @@ def create_app(services: Services) -> ASGIApp:
         ("GET", "/v1/fleet", fleet.fleet, "fleet"),
         ("GET", "/v1/energy", fleet.energy, "fleet"),
         ("GET", "/v1/signals", SignalsApi(services).get, "regions"),
+        ("GET", "/v1/serving", ServingApi(services).get, "regions"),
         ("GET", "/v1/events", EventList(services).list, "events"),
         ("POST", "/v1/events", v1.create_event, "events"),
         ("POST", "/v1/events/{source}/{event_id:path}/opt-out", v1.opt_out, "events"),

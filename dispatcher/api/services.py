@@ -20,6 +20,7 @@ from dispatcher.power.energy import EnergyBook
 from dispatcher.power.fleet import Fleet
 from dispatcher.power.hub import Hub
 from dispatcher.power.site_meters import SiteMeters
+from dispatcher.serving.watch import ServingStatus
 from dispatcher.signal_book import ChainStatus
 from dispatcher.store import Job, Store
 from policies.world import Alternative, World
@@ -198,6 +199,10 @@ class Services(Protocol):
     def explain(self, job_id: str) -> tuple[Alternative, ...]:
         """What else could have been done with a planned job. Blocks for a few seconds at most. Raises GridshiftError with why
         nothing can be said now."""
+        ...
+
+    def serving(self) -> list[ServingStatus]:
+        """How each interactive serving stands, and what batch has to give for it. Cheap."""
         ...
 
     def signal_series(self, region: str, what: str) -> SlotSeries | None:

@@ -27,6 +27,8 @@ from policies.world import PLACED, Flexibility, JobView, RegionView
 MARGIN, LEAST_MARGIN = 0.01, 0.004
 #: Lease ids of ours begin with one of these words; what else is on a node is somebody else's.
 OURS = ("plan ", "site ", "event ", "serving ")
+#: How it begins why GPUs are not capped that serving has.
+SERVING = "interactive serving"
 #: Why GPUs are not capped on which other work than ours runs.
 FOREIGN = "work of no job of gridshift's runs on them"
 
@@ -186,7 +188,9 @@ def _groups(
                 unknown += drawn_w is None
                 continue
             why_not, full_w = unable, draw.full_w
-            if gpu.protected and spare_foreign:
+            if gpu.serving:
+                why_not = f"{SERVING} {gpu.serving} has them"
+            elif gpu.protected and spare_foreign:
                 why_not = FOREIGN
             elif not kept.issuperset(on_it):
                 why_not = "its work is never capped, or not known here"
@@ -410,7 +414,7 @@ def _told(
     by_number = list(dict.fromkeys(group.jobs for group in groups))
     unable: dict[str, int] = {}
     for group in groups:
-        if group.why_not == FOREIGN or group.why_not.startswith("the agent there"):
+        if group.why_not == FOREIGN or group.why_not.startswith(("the agent there", SERVING)):
             unable[group.why_not] = unable.get(group.why_not, 0) + len(group.gpus)
     more = "".join(f"; {count} GPUs are not capped: {why}" for why, count in unable.items())
     troubles = []
@@ -452,7 +456,7 @@ def on_plan(nodes: Sequence[NodeLive], jobs: Mapping[str, JobView], caps: Mappin
     for node in nodes:
         for gpu in node.gpus:
             on_it = gpu.jobs or ()
-            planned = [caps[job_id] for job_id in on_it if job_id in caps] if not gpu.protected else []
+            planned = [caps[job_id] for job_id in on_it if job_id in caps] if not (gpu.protected or gpu.serving) else []
             able = all(job in jobs and jobs[job].flex.may_be_slowed for job in on_it)
             if not planned or len(planned) < len(on_it) or not able or why_unable(node) or gpu.default_w is None:
                 continue
@@ -478,7 +482,7 @@ def on_guards(
             on_it = [jobs[job_id] for job_id in gpu.jobs or () if job_id in jobs]
             guard = next((one for one in guards if on_it and any(map(one.concerns, on_it))), None)
             able = gpu.default_w and len(on_it) == len(gpu.jobs or ()) and all(job.flex.may_be_slowed for job in on_it)
-            if guard is None or not able or gpu.protected or gpu.default_w is None:
+            if guard is None or not able or gpu.protected or gpu.serving or gpu.default_w is None:
                 continue
             full_w = draws[gpu.uuid].full_w if gpu.uuid in draws else gpu.default_w
             curve = learned.curve(on_it[0].flex.group, gpu.name, round(full_w / gpu.default_w, 2))

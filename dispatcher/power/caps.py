@@ -111,6 +111,7 @@ class CapLoop:
             region.name: {one.name: one.power_limit_w for one in region.branches if one.power_limit_w > 0}
             for region in config.regions
         }
+        self._serving = {region.name: region.serving for region in config.regions if region.serving}
         self.learned = Learned()
         #: What jobs draw at the lowest caps that they accept and that can be set now, W at the GPUs, by id.
         self.lowest_w: Mapping[str, float] = {}
@@ -197,7 +198,7 @@ class CapLoop:
         nodes: dict[str, list[NodeLive]] = {}
         jobs = {job.id: job for job in world.jobs}
         for node in self._hub.nodes():
-            nodes.setdefault(node.region, []).append(self._as_known(node, jobs))
+            nodes.setdefault(node.region, []).append(self._spared(self._as_known(node, jobs)))
         with self._lock:
             self._take_answers()
             draws = {region: self._look(here, jobs) for region, here in nodes.items()}
@@ -319,6 +320,17 @@ class CapLoop:
         if not kept:
             return node  # as nearly always; there may be thousands
         return replace(node, gpus=tuple(replace(gpu, jobs=kept.get(gpu.uuid, gpu.jobs)) for gpu in node.gpus))
+
+    def _spared(self, node: NodeLive) -> NodeLive:
+        """A node with the GPUs marked that interactive serving has there: those it names, else those at others' work."""
+        there = [one for one in self._serving.get(node.region, ()) if one.may_be_on(node.hostname, node.branch)]
+        if not there:
+            return node
+        marked = []
+        for gpu in node.gpus:
+            named = (one.name for one in there if (gpu.uuid in one.gpu_uuids if one.gpu_uuids else bool(gpu.protected)))
+            marked.append(replace(gpu, serving=next(named, "")))
+        return replace(node, gpus=tuple(marked))
 
     def _forget_gpus(self, nodes: Mapping[str, list[NodeLive]]) -> None:
         """Drop what is remembered of GPUs that no node has any more."""

@@ -99,6 +99,8 @@ class GpuLive:
     mig: bool
     #: Why it is not to be capped for economy, as its agent says: work of no job of ours is on it; empty when nothing is said.
     protected: str = ""
+    #: Which interactive serving has it, so that no limit of ours is ever set on it; told by the power loop, empty: none.
+    serving: str = ""
 
 
 #: Of a GPU whose node is silent, and of one whose limit nobody has touched.

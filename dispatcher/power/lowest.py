@@ -44,7 +44,14 @@ def lowest_draws(
             if not node.connected:
                 held_w = known_draw(gpu, node, draw)
                 low_w = held_w if held_w is not None else low_w
-            elif may_cap and not gpu.protected and job.flex.may_be_slowed and gpu.min_w is not None and gpu.default_w:
+            elif (
+                may_cap
+                and not gpu.protected
+                and not gpu.serving
+                and job.flex.may_be_slowed
+                and gpu.min_w is not None
+                and gpu.default_w
+            ):
                 low_w = min(low_w, _least_w(gpu, gpu.default_w, job.flex, draw.full_w, learned, known))
             seen[job.id] += 1
             found[job.id] += low_w

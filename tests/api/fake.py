@@ -29,6 +29,7 @@ from dispatcher.power.fleet import Fleet, fleet_of
 from dispatcher.power.hub import Hub
 from dispatcher.power.meter_store import MemoryMeterStore
 from dispatcher.power.site_meters import SiteMeters
+from dispatcher.serving.watch import ServingStatus
 from dispatcher.signal_book import ChainStatus, SourceStatus
 from dispatcher.store import Attempt, Change, Job
 from dispatcher.store.engine import database, make_engine
@@ -82,6 +83,7 @@ class FakeServices:
         self.explains: tuple[Alternative, ...] | GridshiftError = ()
         self.chains = [north_price(datetime(2026, 1, 1, tzinfo=UTC))]
         self.loads: dict[str, SlotSeries] = {}
+        self.servings: list[ServingStatus] = []
         self.asked_as_of: datetime | None = None
         self.control_error: str | None = None
         self.control_silent_s: float | None = 0.5
@@ -121,6 +123,10 @@ class FakeServices:
         if isinstance(self.explains, GridshiftError):
             raise self.explains
         return self.explains
+
+    def serving(self) -> list[ServingStatus]:
+        """What a test sets."""
+        return self.servings
 
     def signal_series(self, region: str, what: str) -> SlotSeries | None:
         """The loads that a test sets."""

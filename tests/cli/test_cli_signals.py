@@ -148,7 +148,7 @@ def test_what_a_forecast_needs(grid: FakeApi, run: Run) -> None:
     for args, said in (
         ([], "name a REGION"),
         (["north", "--option", "file=x.csv"], "go with --feed"),
-        (["north", "--kind", "wind"], "must be price or carbon"),
+        (["north", "--kind", "wind"], "must be price, carbon or load"),
         (["--feed", "nope"], "there are: "),
         (["--feed", "csv"], "file: None: give the path of a CSV file"),
         (["--feed", "csv", "--option", "file=x.csv", "--now", "2026-01-01"], "give a time such as"),

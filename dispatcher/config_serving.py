@@ -1,0 +1,186 @@
+"""``[[region.serving]]``: interactive serving beside batch, what it was promised, and where its metrics are read.
+
+Each section checks itself alone; `serving_problems` adds what only the others of its region tell. Nothing is read here.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator, model_validator
+
+from dispatcher.config_power import BranchName, _Section
+from dispatcher.config_tariff import Name
+from dispatcher.serving.presets import PRESETS, Measure
+
+Problem = tuple[tuple[str | int, ...], str]
+_METRIC = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_MATCHER = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*(=~|!~|!=|=)\s*"((?:[^"\\]|\\.)*)"\s*(?:,|$)')
+_LATENCIES = ("ttft", "inter_token", "e2e")
+
+
+def parse_matchers(text: str) -> tuple[tuple[str, str, str], ...]:
+    """(label, operator, value) of each of PromQL's label matchers, as they stand between its braces. Raises ValueError."""
+    found, at = [], 0
+    while at < len(text.rstrip()):
+        one = _MATCHER.match(text, at)
+        if one is None:
+            raise ValueError(f'match {text!r}: must be label matchers such as \'model_name="llama", route!="/health"\'')
+        value = re.sub(r"\\(.)", r"\1", one[3])
+        if one[2] in ("=~", "!~"):
+            try:
+                re.compile(value)
+            except re.error as error:
+                raise ValueError(f"match {text!r}: {value!r} is no regular expression: {error}") from None
+        found.append((one[1], one[2], value))
+        at = one.end()
+    return tuple(found)
+
+
+class SloConfig(_Section):
+    """``[[region.serving.slo]]``: one promise. ``limit`` is in s for latencies (``percentile`` of requests must be within it),
+    requests that wait for "queue", and the share of requests that may fail for "error_rate".
+
+    ``histogram``, ``gauge``, or ``counter_bad`` and ``counter_all`` name the server's own metrics where no preset does, and
+    ``per_s`` how many of a histogram's units make a second (1000 for ms).
+    """
+
+    metric: Literal["ttft", "inter_token", "e2e", "queue", "error_rate"]
+    limit: float = Field(gt=0, le=1e9)
+    percentile: float | None = Field(None, ge=0.5, le=0.9999)
+    histogram: str = ""
+    gauge: str = ""
+    counter_bad: str = ""
+    counter_all: str = ""
+    per_s: float = Field(1.0, gt=0, le=1e9)
+
+    @field_validator("histogram", "gauge", "counter_bad", "counter_all")
+    @classmethod
+    def _is_a_name(cls, value: str) -> str:
+        if value and not _METRIC.fullmatch(value):
+            raise ValueError(f"{value!r} is not the name of a metric; label matchers go into match of the serving")
+        return value
+
+    @model_validator(mode="after")
+    def _fits_its_metric(self) -> Self:
+        latency = self.metric in _LATENCIES
+        if latency and self.percentile is None:
+            raise ValueError(f"{self.metric} needs percentile, the share of requests within limit, such as 0.99")
+        if not latency and self.percentile is not None:
+            raise ValueError(f"percentile = {self.percentile:g} is for {', '.join(_LATENCIES)}; remove it")
+        if self.metric == "error_rate" and self.limit >= 1:
+            raise ValueError(f"limit {self.limit:g}: an error_rate is a share of requests, below 1, such as 0.01")
+        keys = {"queue": ("gauge",), "error_rate": ("counter_bad", "counter_all")}.get(self.metric, ("histogram", "per_s"))
+        for key in ("histogram", "gauge", "counter_bad", "counter_all", "per_s"):
+            if key in self.model_fields_set and key not in keys:
+                raise ValueError(f"{key} is not for {self.metric}, which is read from {' and '.join(keys)}; remove it")
+        if bool(self.counter_bad) != bool(self.counter_all):
+            raise ValueError("give counter_bad and counter_all, both or neither")
+        return self
+
+    @property
+    def share(self) -> float | None:
+        """The share of requests that must be within the limit, or must not fail; None for what is a gauge."""
+        if self.metric == "error_rate":
+            return 1.0 - self.limit
+        return self.percentile
+
+    @property
+    def name(self) -> str:
+        """How sentences call it."""
+        if self.percentile is not None:
+            return f"{self.metric} p{100 * self.percentile:g} <= {self.limit:g} s"
+        return f"{self.metric} <= {self.limit:g}"
+
+    def measure(self, preset: str) -> Measure | None:
+        """Which metrics tell it: its own, else the preset's; None where neither does."""
+        if self.histogram:
+            return Measure(histogram=self.histogram, per_s=self.per_s)
+        if self.gauge:
+            return Measure(gauge=self.gauge)
+        if self.counter_bad:
+            return Measure(bad=self.counter_bad, total=self.counter_all)
+        return PRESETS.get(preset, {}).get(self.metric)
+
+
+class ServingConfig(_Section):
+    """``[[region.serving]]``: a server of interactive requests, or a Ray Serve application.
+
+    ``source`` "metrics" reads the server's own page at ``url``, "prometheus" asks a Prometheus there; ``match`` are PromQL's
+    label matchers of its series. It is on ``branch``, on the machines ``hostnames``, on the GPUs ``gpu_uuids``; without any of
+    them it may be anywhere in the region. No limit is ever set on its GPUs: those named, and those there on which work runs
+    that is none of gridshift's. ``when_unknown``: how far batch goes while its metrics are not known; ``when_unmet``: whether
+    batch runs or waits while a promise is not kept even without it.
+    """
+
+    name: Name
+    preset: Literal["", "vllm", "sglang", "triton", "ray-serve"] = ""
+    source: Literal["metrics", "prometheus"]
+    url: str
+    match: str = ""
+    token_env: str = ""
+    token_file: str = ""
+    branch: BranchName | None = None
+    hostnames: list[str] = Field([])
+    gpu_uuids: list[str] = Field([])
+    when_unknown: Literal["hold", "cap", "pause"] = "cap"
+    when_unmet: Literal["run", "wait"] = "run"
+    scrape_s: float = Field(1.0, ge=0.2, le=60)
+    stale_s: float = Field(10.0, ge=2, le=3600)
+    slos: list[SloConfig] = Field(alias="slo", min_length=1)
+
+    @field_validator("url")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        parts = urlsplit(value)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("must be a URL such as 'http://chat:8000/metrics' or 'http://prometheus:9090'")
+        if parts.username or parts.password:
+            raise ValueError("must not carry a user or password; use token_env or token_file")
+        return value.rstrip("/")
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        parse_matchers(self.match)
+        if self.token_env and self.token_file:
+            raise ValueError("give token_env or token_file, not both")
+        if self.source == "prometheus" and urlsplit(self.url).query:
+            raise ValueError("url must be the Prometheus server's address alone; which series are meant goes into match")
+        if self.stale_s <= 2 * self.scrape_s:
+            raise ValueError(f"stale_s {self.stale_s:g} must be more than two times scrape_s {self.scrape_s:g}")
+        for slo in self.slos:
+            if slo.measure(self.preset) is None:
+                whose = f"the preset {self.preset} has none for it" if self.preset else "there is no preset"
+                keys = {"queue": "gauge", "error_rate": "counter_bad and counter_all"}.get(slo.metric, "histogram")
+                raise ValueError(f"slo {slo.metric}: {whose}; name the server's own metric by {keys}")
+        return self
+
+    @property
+    def is_somewhere(self) -> bool:
+        """Whether it is said where in the region it runs."""
+        return bool(self.branch is not None or self.hostnames or self.gpu_uuids)
+
+    def may_be_on(self, hostname: str, branch: str | None) -> bool:
+        """Whether it may run on a machine."""
+        if self.hostnames and hostname not in self.hostnames:
+            return False
+        return self.branch is None or branch == self.branch
+
+
+def serving_problems(raw: Mapping[str, Any], i: int) -> Iterator[Problem]:
+    """What is wrong among the raw ``[[region.serving]]`` tables of ``region[i]`` beside its others."""
+
+    def tables(key: str) -> list[tuple[int, Mapping[str, Any]]]:
+        entries = raw.get(key)
+        return [(j, one) for j, one in enumerate(entries) if isinstance(one, Mapping)] if isinstance(entries, list) else []
+
+    branches = sorted(str(one.get("name")) for _, one in tables("branch"))
+    names: dict[str, int] = {}
+    for j, one in tables("serving"):
+        name, branch = one.get("name"), one.get("branch")
+        if isinstance(name, str) and names.setdefault(name, j) != j:
+            yield ("region", i, "serving", j, "name"), f"{name!r} is used by serving[{names[name]}] already; names must differ"
+        if isinstance(branch, str) and branch not in branches:
+            known = ", ".join(branches) or "none"
+            yield ("region", i, "serving", j, "branch"), f"{branch!r} is not a [[region.branch]] of it; known are: {known}"

@@ -1,0 +1,122 @@
+"""Interactive serving with public commands only: answers get slow by a job beside their server, and the job steps aside.
+
+Server, Ray cluster and control plane are processes of their own.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from tests.helpers import free_port, wait_until
+from tests.real.harness import Plane, clean_env, ray_clusters, region
+
+pytestmark = pytest.mark.real
+
+SERVING = """
+[[region.serving]]
+name = "chat"
+source = "metrics"
+url = "{url}/metrics"
+scrape_s = 0.5
+[[region.serving.slo]]
+metric = "e2e"
+percentile = 0.9
+limit = 0.1
+histogram = "chat_request_seconds"
+"""
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    """The server's address; somebody asks it for something all the time."""
+    port = free_port()
+    argv = [sys.executable, str(Path(__file__).with_name("chat_server.py")), str(port), str(tmp_path / "output.txt")]
+    process = subprocess.Popen(argv, env=clean_env())
+    url, done = f"http://127.0.0.1:{port}", threading.Event()
+
+    def users() -> None:
+        with requests.Session() as session:
+            while not done.wait(0.02):
+                session.get(f"{url}/", timeout=10)
+
+    def answers() -> bool:
+        try:
+            return requests.get(f"{url}/metrics", timeout=5).ok
+        except requests.RequestException:
+            return False
+
+    wait_until(answers, 20, "the server")
+    asking = [threading.Thread(target=users, daemon=True) for _ in range(4)]
+    for one in asking:
+        one.start()
+    yield url
+    done.set()
+    for one in asking:
+        one.join(15)
+    process.terminate()
+    process.wait(10)
+
+
+def test_a_job_steps_aside_for_a_server_that_it_slows_down_and_comes_back(tmp_path: Path, short_tmp: Path, server: str) -> None:
+    work, output = tmp_path / "work", tmp_path / "output.txt"
+    work.mkdir()
+    shutil.copy(Path(__file__).with_name("stepper.py"), work / "job.py")
+    metadata = {
+        "gridshift.runtime": "1m",
+        "gridshift.pausable": "checkpoint",
+        "gridshift.checkpoint_s": "20",
+        "gridshift.restart_s": "5",
+    }
+    with ray_clusters(short_tmp, "north") as rays:
+        config = region("north", rays["north"].address, 40) + SERVING.format(url=server)
+        with Plane(tmp_path, config) as plane:
+
+            def submit(job_id: str, *command: str, **more: str) -> None:
+                told = json.dumps({**metadata, **more})
+                plane.ray(
+                    *("submit", "--submission-id", job_id, "--metadata-json", told, "--working-dir", str(work), "--no-wait"),
+                    *("--", *command),
+                )
+
+            def chat() -> dict[str, Any]:
+                (one,) = plane.gridshift("serving")["serving"]
+                return dict(one)
+
+            wait_until(lambda: chat()["objectives"][0]["state"] == "met", 30, "the promise to be kept without batch")
+            submit("beside", "python", "job.py", "80", "0.25", str(output))
+            plane.wait_state("beside", "running")
+            paused = plane.wait_state("beside", "paused", timeout_s=40)
+            assert "serving chat: e2e p90 <= 0.1 s is at risk" in paused["reason"] or paused["pauses"] == 1, paused
+            at = output.read_text()
+            assert "paused attempt=1" in at and "end" not in at
+
+            # nothing else starts either, though nobody has said that it may be paused
+            submit("late", "python", "-c", "print('late')", **{"gridshift.deadline": "8h"})
+
+            def held() -> dict[str, Any] | None:
+                one = plane.job("late")
+                return one if "starts nothing: serving chat" in one["reason"] else None
+
+            try:
+                waiting = wait_until(held, 15, "the reason of a job that waits")
+            except AssertionError as error:
+                raise AssertionError(f"{error}; {plane.job('late')}; {chat()}") from None
+            assert isinstance(waiting, dict) and waiting["state"] == "queued"
+
+            # users are served in time again, so that after a while it comes back, and goes on where it was
+            ended = plane.wait_state("beside", "succeeded", timeout_s=150)
+            assert (ended["attempt"], ended["pauses"]) == (2, 1)
+            plane.wait_state("late", "succeeded", timeout_s=30)
+            steps = [line for line in output.read_text().splitlines() if line.startswith("step")]
+            assert steps == [f"step {n}" for n in range(80)]
+            (told,) = plane.gridshift("serving", "north", "chat")["serving"]
+            said = [line["sentence"].split(":")[0] for line in reversed(told["history"])]
+            assert said[:2] == ["no batch starts", "batch is asked for checkpoints"] and said[-1] == "batch runs freely"
