@@ -234,6 +234,35 @@ EXAMPLE = """\
 #[[region.carbon]]
 #feed = "synthetic"
 
+# Interactive serving in the region above, and what its users were promised: while that is at risk, batch on the same GPUs,
+# machines or branch (left out: in the region) does not start, is capped, frozen, asked to pause, and comes back after a calm.
+#[[region.serving]]
+#name = "chat"
+# Whose metrics they are: "vllm", "sglang", "triton", "ray-serve"; left out: the slo tables name the server's own.
+#preset = "vllm"
+# "metrics" reads the server's own page, "prometheus" asks a Prometheus at url.
+#source = "metrics"
+#url = "http://chat:8000/metrics"
+# Which of its series, as PromQL's label matchers.
+#match = 'model_name="llama"'
+#token_env = ""
+#hostnames = ["gpu-node-1"]
+#gpu_uuids = []
+# How far batch goes while the metrics are not known ("hold", "cap", "pause"), and whether it runs or waits while a promise is
+# not kept even without it.
+#when_unknown = "cap"
+#when_unmet = "run"
+#scrape_s = 1.0
+#stale_s = 10.0
+# "ttft", "inter_token" or "e2e" (s, with a percentile), "queue" (requests that wait) or "error_rate" (a share).
+#[[region.serving.slo]]
+#metric = "ttft"
+#percentile = 0.99
+#limit = 0.5
+#[[region.serving.slo]]
+#metric = "queue"
+#limit = 20
+
 # Teams, by the name that jobs give as gridshift.team: never more GPUs at once than quota_gpus (left out: no bound), and where
 # jobs compete the team with the least GPU time for its share goes first.
 #[[team]]

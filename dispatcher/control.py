@@ -653,6 +653,7 @@ class Control:
             or view.max_jobs is not None
             or view.power_limit_w is not None
             or view.branches
+            or self.guards(view.name)
         ):
             return None
         if any(budget.region == view.name and not budget.is_over(world.now) for budget in world.budgets):

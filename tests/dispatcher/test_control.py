@@ -19,7 +19,8 @@ from dispatcher.reconcile import Usage
 from dispatcher.simulation import Simulation
 from dispatcher.store import Attempt, Change, Job, Request
 from policies.flexibility import parse_flexibility
-from policies.world import GpuPool, JobState
+from policies.serving import Level
+from policies.world import GpuPool, Guarded, JobState
 
 START = datetime(2026, 3, 2, tzinfo=UTC)
 
@@ -53,6 +54,19 @@ def state(sim: Simulation, job_id: str) -> JobState:
     job = sim.store.job(job_id)
     assert job is not None
     return job.state
+
+
+def test_what_starts_at_once_waits_too_while_serving_is_at_risk() -> None:
+    sim = simulation()
+    advance(sim, 3)
+    sim.control.guards = lambda region: (Guarded("chat", Level.HOLD, "serving chat: slow"),)
+    submit(sim, "j")  # before any tick has seen the guard
+    advance(sim, 10)
+    job = sim.store.job("j")
+    assert job is not None and (job.state, job.reason) == (JobState.QUEUED, "must wait: a starts nothing: serving chat: slow")
+    sim.control.guards = lambda region: ()
+    advance(sim, 10)
+    assert state(sim, "j") is JobState.RUNNING
 
 
 def test_an_answer_that_is_lost_starts_nothing_twice() -> None:

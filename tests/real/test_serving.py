@@ -79,27 +79,24 @@ def test_a_job_steps_aside_for_a_server_that_it_slows_down_and_comes_back(tmp_pa
         config = region("north", rays["north"].address, 40) + SERVING.format(url=server)
         with Plane(tmp_path, config) as plane:
 
-            def submit(job_id: str, *command: str, **more: str) -> None:
-                told = json.dumps({**metadata, **more})
-                plane.ray(
-                    *("submit", "--submission-id", job_id, "--metadata-json", told, "--working-dir", str(work), "--no-wait"),
-                    *("--", *command),
-                )
+            def submit(job_id: str, *argv: str) -> None:
+                plane.ray("submit", "--submission-id", job_id, "--no-wait", *argv)
 
             def chat() -> dict[str, Any]:
                 (one,) = plane.gridshift("serving")["serving"]
                 return dict(one)
 
             wait_until(lambda: chat()["objectives"][0]["state"] == "met", 30, "the promise to be kept without batch")
-            submit("beside", "python", "job.py", "80", "0.25", str(output))
+            command = ("python", "job.py", "80", "0.25", str(output))
+            submit("beside", "--metadata-json", json.dumps(metadata), "--working-dir", str(work), "--", *command)
             plane.wait_state("beside", "running")
             paused = plane.wait_state("beside", "paused", timeout_s=40)
             assert "serving chat: e2e p90 <= 0.1 s is at risk" in paused["reason"] or paused["pauses"] == 1, paused
             at = output.read_text()
             assert "paused attempt=1" in at and "end" not in at
 
-            # nothing else starts either, though nobody has said that it may be paused
-            submit("late", "python", "-c", "print('late')", **{"gridshift.deadline": "8h"})
+            # nothing else starts either, not even what starts at once elsewhere
+            submit("late", "--", "python", "-c", "print('late')")
 
             def held() -> dict[str, Any] | None:
                 one = plane.job("late")
