@@ -346,6 +346,29 @@ def _feed_remedy(kind: str) -> str:
     }.get(kind, "check its options; the source may have changed its format")
 
 
+def check_serving(region: RegionConfig) -> Iterator[Finding]:
+    """Each serving of a region, read once: whether its metrics tell what it was promised."""
+    from dispatcher.serving.metrics import MetricsError, MetricsReader
+
+    for one in region.serving:
+        what, reader = f"serving {region.name} {one.name}", MetricsReader(one, os.environ)
+        try:
+            counted = reader.read()
+        except MetricsError as error:
+            yield Finding(
+                "fail", what, str(error), "start the server, or correct url, match and the token of [[region.serving]]"
+            )
+            continue
+        finally:
+            reader.close()
+        for slo, said in zip(one.slos, counted, strict=True):
+            if said.wrong:
+                remedy = "correct match, preset or the metric's name; a server may tell of none before its first request"
+                yield Finding("warn", what, f"{slo.name}: {said.wrong}", remedy)
+            else:
+                yield Finding("ok", what, f"{slo.name}: is read")
+
+
 def check_event_source(source: EventSourceConfig, now: Callable[[], datetime]) -> Iterator[Finding]:
     """Whether an OpenADR sender takes our credentials, has our programs (in 3) and keeps time."""
     from dispatcher.dr.ven2_client import Vtn2Client
@@ -435,6 +458,7 @@ def examine(config: Config) -> list[Finding]:
     for region in config.regions:
         checks.append(lambda region=region: check_region(config, region, clock.now))  # type: ignore[misc]
         checks.append(lambda region=region: check_feeds(config, region, now, manners))  # type: ignore[misc]
+        checks.append(lambda region=region: check_serving(region))  # type: ignore[misc]
     for source in config.event_sources:
         if source.protocol.startswith("openadr-"):
             checks.append(lambda source=source: check_event_source(source, clock.now))  # type: ignore[misc]

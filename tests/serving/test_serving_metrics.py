@@ -11,7 +11,9 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from pydantic import ValidationError
 
+from dispatcher.config import Config
 from dispatcher.config_serving import ServingConfig, parse_matchers
+from dispatcher.doctor import check_serving
 from dispatcher.serving.metrics import MAX_BYTES, Counted, MetricsError, MetricsReader
 
 PAGE = """\
@@ -213,6 +215,18 @@ def test_a_prometheus_server_tells_how_old_its_series_are(page: Page, reader_of:
     page.answer = lambda path: (200, b"{}")
     with pytest.raises(MetricsError, match="is it one"):
         reader.read()
+
+
+def test_the_doctor_reads_each_serving_once(page: Page) -> None:
+    page.shows(PAGE.format(fast=5, good=900, total=1000, waiting=3).replace("num_requests_waiting", "num_requests_running"))
+    serving = config(page).model_dump(by_alias=True, exclude_defaults=True)
+    made = Config.model_validate({"region": [{"name": "north", "address": "http://127.0.0.1:1", "serving": [serving]}]})
+    first, second = check_serving(made.regions[0])
+    assert (first.level, first.what, first.says) == ("ok", "serving north chat", "ttft p99 <= 0.5 s: is read")
+    assert second.level == "warn" and "there is no series vllm:num_requests_waiting" in second.says
+    page.answer = lambda path: (503, b"")
+    (down,) = check_serving(made.regions[0])
+    assert down.level == "fail" and "answers 503" in down.says
 
 
 # --- the configuration --------------------------------------------------------------------------------------------
