@@ -150,24 +150,31 @@ class MetricsReader:
         if token:
             headers["Authorization"] = f"Bearer {token}"
         where = self._config.url
-        began = self._mono()
         try:
             answer = self._pool.request("GET", url, headers=headers, redirect=False, preload_content=False)
-            try:
-                body = bytearray()
-                for chunk in answer.stream(65536):
-                    body += chunk
-                    if len(body) > MAX_BYTES:
-                        raise MetricsError(f"{where} sends more than {MAX_BYTES >> 20} MiB; not read further")
-                    if self._mono() - began > CONNECT_S + READ_S:
-                        raise MetricsError(f"{where} is not done after {CONNECT_S + READ_S:g} s")
-            finally:
-                answer.drain_conn() if len(body) <= MAX_BYTES else answer.close()
-                answer.release_conn()
+            body = self._body(answer)
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             raise MetricsError(f"{where} cannot be asked ({type(error).__name__})") from None
         if answer.status != 200 and not (answer.status in (400, 422) and self._config.source == "prometheus"):
             raise MetricsError(f"{where} answers {answer.status}")
+        return body
+
+    def _body(self, answer: urllib3.BaseHTTPResponse) -> bytes:
+        """What is answered, all of it; a connection that has more to say than is wanted is not used again."""
+        began, body, is_whole = self._mono(), bytearray(), False
+        try:
+            while chunk := answer.read1(65536):
+                body += chunk
+                if len(body) > MAX_BYTES:
+                    raise MetricsError(f"{self._config.url} sends more than {MAX_BYTES >> 20} MiB; not read further")
+                if self._mono() - began > READ_S:
+                    raise MetricsError(f"{self._config.url} is not done after {READ_S:g} s")
+            is_whole = True
+        finally:
+            if is_whole:
+                answer.release_conn()
+            else:
+                answer.close()
         return bytes(body)
 
 
@@ -218,6 +225,8 @@ def _counted(
     # Servers count failures from the first one on: no series of them yet is no failure, if the other is there.
     others = _series(measure.total or measure.good, samples)
     failed = [*samples.get(measure.bad, ()), *samples.get(measure.bad + _TOTAL, ())]
+    if not all(math.isfinite(one.value) for one in failed):
+        raise MetricsError(f"{measure.bad} is not a number")
     bad = sums[0].add({_key(one.labels): one.value for one in failed}, now_s)
     other = sums[1].add({_key(one.labels): one.value for one in others}, now_s)
     total = other if measure.total else other + bad

@@ -1,5 +1,6 @@
 """What a server's metrics say of its promises: read from a real page and from a real server that answers as Prometheus does."""
 
+import contextlib
 import json
 import re
 import threading
@@ -175,6 +176,37 @@ def test_a_series_that_is_not_there_is_not_zero(page: Page, reader_of: Any) -> N
     first, second = reader_of(config(page)).read()
     assert first.wrong == "there is no series vllm:time_to_first_token_seconds_bucket (that matches)" and first.total is None
     assert second.wrong == "vllm:num_requests_waiting is not a number"
+
+
+def test_failures_that_are_no_number_count_for_nothing_afterwards(page: Page, reader_of: Any) -> None:
+    slos = [{"metric": "error_rate", "limit": 0.01, "counter_bad": "bad", "counter_all": "all"}]
+    reader = reader_of(config(page, slo=slos))
+    page.shows("bad 1\nall 10\n")
+    reader.read()
+    page.shows("bad NaN\nall 20\n")
+    assert reader.read()[0].wrong == "bad is not a number"
+    page.shows("bad 2\nall 30\n")
+    assert reader.read() == [Counted(19.0, 20.0)]
+
+
+def test_a_server_that_trickles_is_not_waited_for(page: Page, reader_of: Any) -> None:
+    begun, now = threading.Event(), Now()
+
+    def trickle(self: BaseHTTPRequestHandler) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "1000000")
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            while not begun.wait(0.02):
+                self.wfile.write(b"# x\n")
+                now.s += 1.0
+
+    page.server.RequestHandlerClass.do_GET = trickle  # type: ignore[attr-defined]
+    try:
+        with pytest.raises(MetricsError, match="not done after 3 s"):
+            reader_of(config(page), now).read()
+    finally:
+        begun.set()
 
 
 def test_a_limit_below_all_buckets_tells_which_there_are(page: Page, reader_of: Any) -> None:
