@@ -26,6 +26,7 @@ $(VENV)/.installed: pyproject.toml
 	@echo "installing gridshift and what it needs into $(VENV) (a few minutes the first time) ..."
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[dev]'
 	@touch $@
+	@echo "done; '. $(VENV)/bin/activate' puts gridshift on your path"
 
 demo: install ## two Ray clusters on this machine, a dozen jobs, one scarcity event, a table
 	@$(BIN)/gridshift demo $(ARGS)
