@@ -886,11 +886,21 @@ class _Watch:
             try:
                 answer = self.http.get(f"{self.url}/v1/self", timeout=(5, 10), allow_redirects=False)
                 if answer.status_code == 200:
-                    self.asked = bool(answer.json()["checkpoint_requested"])
+                    told = answer.json()
+                    if told.get("superseded") is True:
+                        self._give_way()
+                    self.asked = bool(told["checkpoint_requested"])
                 pause_s = 1.0 if answer.status_code == 200 else min(10.0, pause_s * 2)
             except (requests.RequestException, ValueError, KeyError, TypeError):
                 pause_s = min(10.0, pause_s * 2)  # while the control plane is away nobody can ask for anything
             time.sleep(pause_s)
+
+    def _give_way(self) -> None:
+        """End this process at once: its cluster was lost, it outlived that, and a newer attempt does the same work. It must not
+        even save: the checkpoint is the newer one's."""
+        with contextlib.suppress(OSError, ValueError):
+            print("gridshift: a newer attempt of this job has taken over; this one ends", file=sys.stderr, flush=True)
+        os._exit(1)
 
     def handle_sigterm(self) -> None:
         """Take SIGTERM as a request for a checkpoint too, unless the program has its own use for it."""
@@ -934,6 +944,7 @@ def _watcher() -> _Watch | None:
 def checkpoint_requested() -> bool:
     """Whether the job should save a checkpoint now and then call checkpoint_saved(). Cheap; call it in every step.
 
+    From the first call on, a process whose attempt was lost with its cluster, and lived on, ends when a newer one takes over.
     True when the control plane asks (known within about a second), and after SIGTERM when this was called in the main
     thread of a program that does not handle SIGTERM itself. Never raises; False outside of gridshift.
     """

@@ -90,7 +90,8 @@ class SelfService:
         self._attempts = Attempts(services)
 
     async def tell(self, request: Request) -> Response:
-        """Say whether the attempt is the current one and whether a checkpoint is wanted, and by when."""
+        """Say whether the attempt is the current one, whether a newer one has taken its place (then it must end), and whether a
+        checkpoint is wanted, and by when."""
         job_id, attempt = await self._attempts.of(request)
         job = await in_thread(self._services.store.job, job_id)
         current = job is not None and is_current(job, attempt)
@@ -99,6 +100,7 @@ class SelfService:
             "job_id": job_id,
             "attempt": attempt,
             "current": current,
+            "superseded": job is not None and job.attempt > attempt,
             "checkpoint_requested": wanted,
             "checkpoint_by": None,
         }

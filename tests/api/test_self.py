@@ -38,7 +38,14 @@ def saved(server: Server, headers: dict[str, str], attempt: Any = 1) -> int:
 
 def test_asked_for_a_checkpoint(server: Server, services: FakeServices, job: dict[str, str]) -> None:
     told = server.get("/v1/self", headers=job)
-    assert told == {"job_id": "j", "attempt": 1, "current": True, "checkpoint_requested": False, "checkpoint_by": None}
+    assert told == {
+        "job_id": "j",
+        "attempt": 1,
+        "current": True,
+        "superseded": False,
+        "checkpoint_requested": False,
+        "checkpoint_by": None,
+    }
     assert saved(server, job) == 409  # nobody asked: the job goes on
     ask(services)
     told = server.get("/v1/self", headers=job)
@@ -102,10 +109,13 @@ for step in range(2000):
 def test_an_attempt_that_is_no_longer_the_current_one(server: Server, services: FakeServices, job: dict[str, str]) -> None:
     assert server.get("/v1/self", headers=job)["current"] is True
     services.end(services.store.attempts("j")[0], JobState.QUEUED, "lost")
+    told = server.get("/v1/self", headers=job)
+    assert (told["current"], told["superseded"]) == (False, False), "nobody has taken its place yet"
     again = bearer(services, services.launch("j").submission_id)
     ask(services)
     told = server.get("/v1/self", headers=job)
     assert (told["current"], told["checkpoint_requested"], told["attempt"]) == (False, False, 1)
+    assert told["superseded"] is True and server.get("/v1/self", headers=again)["superseded"] is False
     assert saved(server, job) == 409
     assert saved(server, again) == 409  # its own token, but another attempt's number
     assert server.call("PUT", "/v1/self/result", data=b"stale", headers=job).status_code == 409

@@ -73,6 +73,16 @@ def test_a_request_is_seen_and_acknowledged_with_the_attempt(api: FakeApi) -> No
 
 
 @pytest.mark.real
+def test_an_attempt_whose_place_a_newer_one_has_taken_ends_at_once(api: FakeApi) -> None:
+    with job(LOOP.format(before="", after=""), api.address) as process:
+        wait_until(lambda: ("GET", "/v1/self", {}) in api.requests, 20, "the first question")
+        api.self_answer |= {"superseded": True, "checkpoint_requested": True}
+        out, err = process.communicate(timeout=20)
+    assert (process.returncode, out) == (1, "started\n"), "it neither goes on nor saves"
+    assert err == "gridshift: a newer attempt of this job has taken over; this one ends\n" and api.acks == []
+
+
+@pytest.mark.real
 def test_it_asks_at_most_once_a_second(api: FakeApi) -> None:
     began = time.monotonic()
     with job(LOOP.format(before="", after=""), api.address):
