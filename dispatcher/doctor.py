@@ -4,6 +4,7 @@ It changes nothing but a probe file that it removes again, and decides nothing; 
 """
 
 import contextlib
+import errno
 import importlib.util
 import json
 import os
@@ -102,7 +103,11 @@ def check_data_dir(config: Config) -> Iterator[Finding]:
             probe.write(b"x")
             probe.flush()
     except OSError as error:
-        yield Finding("fail", "data", f"{where} cannot be written: {error.strerror}", "change its owner, or server.data_dir")
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = (
+            "free some space, or point server.data_dir to a larger disk" if full else "change its owner, or server.data_dir"
+        )
+        yield Finding("fail", "data", f"{where} cannot be written: {error.strerror}", remedy)
         return
     free = shutil.disk_usage(where).free
     says = f"{folder} is writable{'' if where == folder else ' (made on start)'}; {free / 1e9:.1f} GB free"

@@ -1,5 +1,6 @@
 """``gridshift doctor``: what it finds, and that each fault comes with its remedy."""
 
+import errno
 import json
 import os
 import socket
@@ -169,6 +170,14 @@ def test_data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [(level, says, remedy)] = lines(doctor.check_data_dir(config('[server]\ndata_dir = "file"\n')))
     assert level == "fail" and "cannot be written" in says and "data_dir" in remedy
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "gridshift.toml"]
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(doctor.tempfile, "NamedTemporaryFile", full)
+        [(level, says, remedy)] = lines(doctor.check_data_dir(config()))
+    assert level == "fail" and "No space left" in says and remedy.startswith("free some space")
     usage = type("Usage", (), {"free": 10**8})
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: usage)
     [(level, _, remedy)] = lines(doctor.check_data_dir(config()))
