@@ -33,7 +33,7 @@ from dispatcher.config_sections import (
     checked_database_url,
     read_secret,
 )
-from dispatcher.config_serving import ServingConfig, SloConfig, serving_problems
+from dispatcher.config_serving import ServingConfig, SloConfig
 from dispatcher.config_tariff import EnergyPeriodConfig, FeePeriodConfig, HoursConfig, TariffConfig
 from dispatcher.config_text import Location, dotted, key_lines, line_of
 from dispatcher.config_trigger import TriggerConfig, trigger_problems
@@ -444,7 +444,6 @@ def _cross_checks(raw: Mapping[str, Any]) -> list[Problem]:
         problems.append((("planning", "carbon_price_per_tonne"), remedy))
     for i, region in _tables(raw, "region"):
         problems += power_problems(region, i)
-        problems += serving_problems(region, i)
     problems += event_source_problems(raw)
     problems += trigger_problems(raw)
     problems += programme_problems(raw)

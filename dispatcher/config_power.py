@@ -92,6 +92,16 @@ class NodeConfig(_Section):
     branch: BranchName
 
 
+def check_url(value: str, example: str) -> str:
+    """An http URL without its last slash. Raises ValueError that shows the example."""
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"must be a URL such as {example}")
+    if parts.username or parts.password:
+        raise ValueError("must not carry a user or password; use token_env or token_file")
+    return value.rstrip("/")
+
+
 class MeterConfig(_Section):
     """``[[region.meter]]``: one meter or thermometer of the site, and where its readings come from.
 
@@ -131,14 +141,10 @@ class MeterConfig(_Section):
     @field_validator("url")
     @classmethod
     def _address(cls, value: str) -> str:
-        parts = urlsplit(value)
-        if value and (parts.scheme not in ("http", "https") or not parts.hostname):
-            raise ValueError("must be a URL such as 'http://prometheus:9090'")
-        if parts.username or parts.password:
-            raise ValueError("must not carry a user or password; use token_env or token_file")
-        if parts.query or parts.fragment:
+        url = check_url(value, "'http://prometheus:9090'") if value else ""
+        if urlsplit(value).query or urlsplit(value).fragment:
             raise ValueError("must be the server's address alone; the expression goes into query")
-        return value.rstrip("/")
+        return url
 
     @model_validator(mode="after")
     def _fits_its_source(self) -> Self:
@@ -170,15 +176,16 @@ def power_problems(raw: Mapping[str, Any], i: int) -> Iterator[Problem]:
     branches = _texts(raw, "branch", "name")
     zones = {zone for _, zone in _texts(raw, "branch", "cooling_zone") if zone}
     names = {name for _, name in branches}
-    for table, key in (("branch", "name"), ("node", "hostname"), ("meter", "name")):
+    for table, key in (("branch", "name"), ("node", "hostname"), ("meter", "name"), ("serving", "name")):
         seen: dict[str, int] = {}
         for j, name in _texts(raw, table, key):
             if seen.setdefault(name.lower() if table == "node" else name, j) != j:
                 what = f"{name!r} is used by {table}[{seen.get(name, seen.get(name.lower()))}] of this region already"
                 yield ("region", i, table, j, key), f"{what}; names must differ"
-    for j, branch in _texts(raw, "node", "branch"):
-        if branch not in names:
-            yield ("region", i, "node", j, "branch"), _undeclared(branch, names)
+    for table in ("node", "serving"):
+        for j, branch in _texts(raw, table, "branch"):
+            if branch not in names:
+                yield ("region", i, table, j, "branch"), _undeclared(branch, names)
     for j, branch in _texts(raw, "gpu_pool", "branch"):
         if branch and names and branch not in names:
             yield ("region", i, "gpu_pool", j, "branch"), _undeclared(branch, names)

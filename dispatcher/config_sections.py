@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -24,7 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from dispatcher.config_power import LABEL_VALUE, BranchConfig, MeterConfig, NodeConfig, branch_of
+from dispatcher.config_power import LABEL_VALUE, BranchConfig, MeterConfig, NodeConfig, branch_of, check_url
 from dispatcher.config_serving import ServingConfig
 from dispatcher.config_tariff import Name, TariffConfig, check_zone
 from dispatcher.errors import ConfigError
@@ -47,12 +46,7 @@ def _check_duration(value: str) -> str:
 
 
 def _check_url(value: str) -> str:
-    parts = urlsplit(value)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError("must be a URL such as 'http://10.0.0.1:8265'")
-    if parts.username or parts.password:
-        raise ValueError("must not carry a user or password; use token_env or token_file")
-    return value.rstrip("/")
+    return check_url(value, "'http://10.0.0.1:8265'")
 
 
 def _check_feed_name(value: dict[str, Any]) -> dict[str, Any]:

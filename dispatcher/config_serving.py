@@ -1,20 +1,18 @@
 """``[[region.serving]]``: interactive serving beside batch, what it was promised, and where its metrics are read.
 
-Each section checks itself alone; `serving_problems` adds what only the others of its region tell. Nothing is read here.
+Each section checks itself alone; what only the others of its region tell, config_power adds. Nothing is read here.
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any, Literal, Self
+from typing import Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from dispatcher.config_power import BranchName, _Section
+from dispatcher.config_power import BranchName, _Section, check_url
 from dispatcher.config_tariff import Name
 from dispatcher.serving.presets import PRESETS, Measure
 
-Problem = tuple[tuple[str | int, ...], str]
 _METRIC = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _MATCHER = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*(=~|!~|!=|=)\s*"((?:[^"\\]|\\.)*)"\s*(?:,|$)')
 _LATENCIES = ("ttft", "inter_token", "e2e")
@@ -133,12 +131,7 @@ class ServingConfig(_Section):
     @field_validator("url")
     @classmethod
     def _address(cls, value: str) -> str:
-        parts = urlsplit(value)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError("must be a URL such as 'http://chat:8000/metrics' or 'http://prometheus:9090'")
-        if parts.username or parts.password:
-            raise ValueError("must not carry a user or password; use token_env or token_file")
-        return value.rstrip("/")
+        return check_url(value, "'http://chat:8000/metrics' or 'http://prometheus:9090'")
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
@@ -166,21 +159,3 @@ class ServingConfig(_Section):
         if self.hostnames and hostname not in self.hostnames:
             return False
         return self.branch is None or branch == self.branch
-
-
-def serving_problems(raw: Mapping[str, Any], i: int) -> Iterator[Problem]:
-    """What is wrong among the raw ``[[region.serving]]`` tables of ``region[i]`` beside its others."""
-
-    def tables(key: str) -> list[tuple[int, Mapping[str, Any]]]:
-        entries = raw.get(key)
-        return [(j, one) for j, one in enumerate(entries) if isinstance(one, Mapping)] if isinstance(entries, list) else []
-
-    branches = sorted(str(one.get("name")) for _, one in tables("branch"))
-    names: dict[str, int] = {}
-    for j, one in tables("serving"):
-        name, branch = one.get("name"), one.get("branch")
-        if isinstance(name, str) and names.setdefault(name, j) != j:
-            yield ("region", i, "serving", j, "name"), f"{name!r} is used by serving[{names[name]}] already; names must differ"
-        if isinstance(branch, str) and branch not in branches:
-            known = ", ".join(branches) or "none"
-            yield ("region", i, "serving", j, "branch"), f"{branch!r} is not a [[region.branch]] of it; known are: {known}"

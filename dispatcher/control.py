@@ -152,9 +152,9 @@ class Control:
         self.freezes = freezes
         around = (config, self.settings, store, book, self.regions)
         if caps is not None:
-            self._around = WorldBuilder(*around, caps.points, caps.unheard, nodes, self._guards_of)
+            self._around = WorldBuilder(*around, caps.points, caps.unheard, nodes, lambda region: self.guards(region))
         else:
-            self._around = WorldBuilder(*around, nodes=nodes, guards=self._guards_of)
+            self._around = WorldBuilder(*around, nodes=nodes, guards=lambda region: self.guards(region))
         self._standing = StandingPlan(planning)
         self._launching = Launching(
             regions=self.regions,
@@ -186,9 +186,6 @@ class Control:
         self._thinned_at = float("-inf")
         self.loops = self._table()
         self._plan_loop = next(loop for loop in self.loops if loop.name == "plan")
-
-    def _guards_of(self, region: str) -> tuple[Guarded, ...]:
-        return self.guards(region)
 
     # --- the table of loops --------------------------------------------------------------------------------------------
 

@@ -118,7 +118,7 @@ class Room:
     ) -> bool:
         """Whether ``refusal`` is None, without its sentence."""
         view = self.view
-        if not view.reachable or self.guarded is not None:
+        if not view.reachable or (view.guards and self.guarded is not None):
             return False
         if view.gpus is not None and gpus > 0 and self.gpus_used + gpus > view.gpus - self.kept_gpus + SLACK:
             return False

@@ -181,7 +181,7 @@ class Hints:
         with self._changed:
             known = self._intake.held(self._source.name).keys() | self._hints.keys()
             self._listed = {event_id: version for event_id, version in self._listed.items() if event_id in found}
-            for event_id, version in list(found.items()):
+            for event_id, version in found.items():
                 if event_id in known or (event_id in self._listed and self._listed[event_id] == version):
                     continue
                 if len(self._hints) >= MOST:

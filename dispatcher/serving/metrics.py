@@ -116,30 +116,27 @@ class MetricsReader:
         match = f"{{{self._config.match}}}" if self._config.match else ""
         for name in names:
             for one in (name, name + _TOTAL):
-                told = {_key(labels): (labels, value) for labels, value in self._query(f"{one}{match}")}
+                told = self._query(f"{one}{match}")
                 if told:
-                    scraped = {_key(labels): at for labels, at in self._query(f"timestamp({one}{match})")}
-                    now = self._evaluated_at
-                    for key, (labels, value) in told.items():
-                        yield Sample(one, labels, value, max(0.0, now - scraped.get(key, now)))
+                    scraped = {_key(labels): at for labels, at, _ in self._query(f"timestamp({one}{match})")}
+                    for labels, value, now in told:
+                        yield Sample(one, labels, value, max(0.0, now - scraped.get(_key(labels), now)))
                     break
 
-    def _query(self, query: str) -> list[tuple[Mapping[str, str], float]]:
+    def _query(self, query: str) -> list[tuple[Mapping[str, str], float, float]]:
+        """(labels, value, when that was worked out) of each series, times in s since the epoch."""
         body = self._get(f"{self._config.url}/api/v1/query?{urlencode({'query': query, 'timeout': f'{READ_S:g}s'})}")
         try:
             answer: Any = json.loads(body)
             if answer["status"] != "success":
                 raise MetricsError(f"Prometheus refuses {query!r}: {str(answer.get('error', 'no reason given'))[:200]}")
-            found: list[tuple[Mapping[str, str], float]] = []
+            found: list[tuple[Mapping[str, str], float, float]] = []
             for one in answer["data"]["result"]:
                 labels = {key: value for key, value in one["metric"].items() if key != "__name__"}
-                self._evaluated_at = float(one["value"][0])
-                found.append((labels, float(one["value"][1])))
+                found.append((labels, float(one["value"][1]), float(one["value"][0])))
             return found
         except (ValueError, TypeError, KeyError, IndexError, AttributeError):
             raise MetricsError(f"{self._config.url} does not answer as Prometheus does; is it one?") from None
-
-    _evaluated_at = 0.0
 
     def _get(self, url: str) -> bytes:
         headers = {"Accept": "application/json" if self._config.source == "prometheus" else "text/plain"}

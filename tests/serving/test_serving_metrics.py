@@ -6,15 +6,17 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from pydantic import ValidationError
 
-from dispatcher.config import Config
+from dispatcher.config import Config, load
 from dispatcher.config_serving import ServingConfig, parse_matchers
 from dispatcher.doctor import check_serving
+from dispatcher.errors import ConfigError
 from dispatcher.serving.metrics import MAX_BYTES, Counted, MetricsError, MetricsReader
 
 PAGE = """\
@@ -297,3 +299,16 @@ def test_matchers_are_those_of_promql() -> None:
 def test_a_wrong_serving_is_named(page: Page, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         config(page, **changes)
+
+
+def test_what_only_its_region_tells_is_named(tmp_path: Path) -> None:
+    serving = '[[region.serving]]\nname = "chat"\nsource = "metrics"\nurl = "http://chat/metrics"\nbranch = "rack-2"\n'
+    slo = '[[region.serving.slo]]\nmetric = "queue"\nlimit = 4\ngauge = "waiting"\n'
+    path = tmp_path / "gridshift.toml"
+    region = '[[region]]\nname = "north"\naddress = "http://127.0.0.1:1"\n[[region.branch]]\nname = "rack-1"\n'
+    path.write_text(region + (serving + slo) * 2, encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        load(path, {})
+    said = str(caught.value)
+    assert "'chat' is used by serving[0] of this region already; names must differ" in said
+    assert said.count("'rack-2'") == 2 and "rack-1" in said
