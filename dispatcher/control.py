@@ -81,8 +81,11 @@ log = logging.getLogger(__name__)
 STARTING_S, UNANSWERED_S = 60.0, 120.0
 #: At most so many launches of one region stand without an answer: once it answers they may all begin at once.
 MAX_UNANSWERED = 4 * MAX_LAUNCHING
-#: Wall seconds before an attempt that was lost is followed by the next: a driver orphaned by its head dies within seconds.
+#: Wall seconds before an attempt that was lost is followed by the next: its guard (see launch.py) ends it within seconds once
+#: its supervisor is gone.
 AFTER_LOSS_S = 10.0
+#: The supervisor lives until Ray ends its node, which it does 60 s after it last heard its head. Wall seconds since then.
+ORPHAN_S = 75.0
 #: Wall seconds of grace for a checkpoint acknowledgement that is under way when checkpoint_s has passed.
 CHECKPOINT_GRACE_S = 2.0
 #: Sentences written per tick at most; the rest follow in the next ticks.
@@ -394,7 +397,9 @@ class Control:
             seen,
             now,
             books=Books(self._usage(job, attempt, ended_at) if ran else None, self.settings.currency),
-            retry=retry_after(self.store.attempts(job.id) if ended else (), AFTER_LOSS_S * self.clock.speed),
+            retry=retry_after(
+                self.store.attempts(job.id) if ended else (), AFTER_LOSS_S * self.clock.speed, ORPHAN_S * self.clock.speed
+            ),
             times_missing=times_missing,
             missing_s=times_missing * self.regions[attempt.region].config.observe_s,
             known_until=ended_at,

@@ -16,6 +16,20 @@ ACCELERATOR_TYPE = "ray.io/accelerator-type"
 #: Ray kills a stopped entrypoint after 3 s by default, too soon for a checkpoint on cancel; it obeys this variable.
 STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
 MAX_STOP_WAIT_S = 300
+#: What is put before the entrypoint of a job that gridshift places, and the variable with the script that it runs. Ray ends a
+#: lost supervisor's children, and with them the shell that was to end the entrypoint's process group, so whatever that shell
+#: had started runs on, beside the job's next attempt. This guard is no child of the supervisor. Once the supervisor is gone it
+#: ends the group, as Ray means to, and what left the group but carries its mark. Tasks and actors are the raylet's children,
+#: they do not carry it: detached ones live on. Ray expands ``$NAME`` in such values, so the script has none that a node could
+#: have set. Where a node has no ``setsid`` or ``/proc`` the entrypoint runs unguarded.
+GUARD, GUARDED = "GRIDSHIFT_GUARD", 'eval "$GRIDSHIFT_GUARD"; '
+_GUARD_SCRIPT = """( setsid sh -c '
+[ -r /proc/self/stat ] || exit
+while read -r stat <"/proc/$1/stat"; do case $stat in *") Z "*) break;; esac; sleep 1; done
+kill -9 "-$2"
+while left=`grep -lzxF "GRIDSHIFT_ENTRYPOINT=$3" /proc/[0-9]*/environ | cut -d/ -f3 | grep .`; do kill -9 $left; sleep 1; done
+' gridshift-guard "$PPID" "$$" {mark} & ) </dev/null >/dev/null 2>&1
+export GRIDSHIFT_ENTRYPOINT={mark}"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +51,8 @@ def submission_id(job_id: str, attempt: int) -> str:
 def submission_for(job: Job, attempt: Attempt, env: JobEnvironment) -> Submission:
     """The body to POST for ``attempt``. The user's runtime_env is kept; our variables are added to its ``env_vars``, and for
     checkpoint jobs the in-job helpers to its ``py_modules`` so that the cluster need not have gridshift installed. An attempt
-    that was sent to a type of GPU asks Ray for nodes with it, unless the job's own label selector says which it wants."""
+    that was sent to a type of GPU asks Ray for nodes with it, unless the job's own label selector says which it wants. The
+    entrypoint of a job that is passed through is untouched; that of others gets its guard."""
     runtime_env: dict[str, Any] = dict(job.request.runtime_env)
     ours = {
         "GRIDSHIFT_JOB_ID": job.id,
@@ -46,6 +61,9 @@ def submission_for(job: Job, attempt: Attempt, env: JobEnvironment) -> Submissio
         "GRIDSHIFT_JOB_TOKEN": env.token,
         "GRIDSHIFT_CHECKPOINT_DIR": env.checkpoint_dir,
     }
+    guarded = job.flex.flexible
+    if guarded:
+        ours[GUARD] = _GUARD_SCRIPT.format(mark=attempt.submission_id)
     user_vars: Mapping[str, str] = runtime_env.get("env_vars") or {}
     stop_wait: dict[str, str] = {}
     if job.flex.pausable is Pausable.CHECKPOINT:
@@ -60,7 +78,7 @@ def submission_for(job: Job, attempt: Attempt, env: JobEnvironment) -> Submissio
         selector = {ACCELERATOR_TYPE: attempt.gpu_type, **(selector or {})}
     return Submission(
         submission_id=attempt.submission_id,
-        entrypoint=request.entrypoint,
+        entrypoint=GUARDED + request.entrypoint if guarded else request.entrypoint,
         runtime_env=runtime_env,
         metadata=request.metadata,
         entrypoint_num_cpus=request.entrypoint_num_cpus,

@@ -20,6 +20,8 @@ from policies.world import JobState, Pausable
 _new_change = maker(Change)  # a backtest makes hundreds of thousands of them
 #: Ray error types that mean the attempt was lost with its machine, not that the job's own code failed.
 LOST_ERRORS = frozenset({"JOB_SUPERVISOR_ACTOR_DIED", "JOB_SUPERVISOR_ACTOR_UNKNOWN_FAILURE"})
+#: What Ray says of an attempt whose node it holds for dead, be it that its head only does not hear it.
+NODE_DIED = "node has died"
 #: A cluster that was not restarted and yet denies an attempt is believed after this many wall seconds: a proxy that has lost
 #: its way says the same, while the attempt goes on.
 SAME_SESSION_S = 60.0
@@ -76,7 +78,8 @@ def _headline(message: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """``after_s`` (clock seconds) is how long the next attempt waits after a loss, ``losses`` how many came before.
+    """``after_s`` (clock seconds) is how long the next attempt waits after a loss, and ``orphan_s`` how long after the head or
+    the node was last known to live: so long an attempt may outlive it. ``losses`` is how many came before.
     ``never_began`` is how many attempts in a row before this one never began, ``unstarted`` how many of those, in a row, their
     cluster could not start."""
 
@@ -84,14 +87,15 @@ class Retry:
     losses: int
     never_began: int = 0
     unstarted: int = 0
+    orphan_s: float = 0.0
 
 
-def retry_after(attempts: Sequence[Attempt], after_s: float) -> Retry:
+def retry_after(attempts: Sequence[Attempt], after_s: float, orphan_s: float) -> Retry:
     """What a job's attempts so far mean for its next one."""
     ended = sorted((a for a in attempts if a.ended_at is not None), key=lambda a: a.attempt, reverse=True)
     idle = list(takewhile(lambda a: a.outcome in ("refused", "unstarted") and a.accepted_at is not None, ended))
     unstarted = len(list(takewhile(lambda a: a.outcome == "unstarted", idle)))
-    return Retry(after_s, sum(a.outcome == "lost" for a in attempts), len(idle), unstarted)
+    return Retry(after_s, sum(a.outcome == "lost" for a in attempts), len(idle), unstarted, orphan_s)
 
 
 def _usage_fields(job: Job, books: Books) -> dict[str, Any]:
@@ -228,14 +232,26 @@ def thaw(
 
 
 def lost(
-    job: Job, attempt: Attempt, why: str, now: datetime, *, books: Books, retry: Retry, known_until: datetime | None = None
+    job: Job,
+    attempt: Attempt,
+    why: str,
+    now: datetime,
+    *,
+    books: Books,
+    retry: Retry,
+    known_until: datetime | None = None,
+    lived_until: datetime | None = None,
 ) -> Change:
     """The change for an attempt that is gone without an end: checkpoint jobs are queued again, others while attempts last.
 
     It counts up to ``known_until``, when it was last known to run (None: until now): nobody knows what it used after that.
 
-    The next attempt waits ``retry.after_s``, so that a driver orphaned by its head's death is gone first.
+    The next attempt waits ``retry.after_s``, and where its head or node was lost (it lived until ``lived_until`` at least) for
+    ``retry.orphan_s`` from then on: so long the attempt may run on, unheard.
     """
+    next_at = now + timedelta(seconds=retry.after_s)
+    if lived_until is not None:
+        next_at = max(next_at, lived_until + timedelta(seconds=retry.orphan_s))
     ended_at = now if known_until is None else known_until
     if (now - ended_at).total_seconds() >= UNSEEN_S and attempt.started_at is not None:
         why += f"; it is known to have run until {ended_at:%Y-%m-%d %H:%M:%S}Z, and used at least what it had by then"
@@ -264,7 +280,7 @@ def lost(
             "run_started_at": None,
             "pause_requested_at": None,
             "checkpoint_saved_at": None,
-            "not_before_at": now + timedelta(seconds=retry.after_s),
+            "not_before_at": next_at,
             **({"frozen_at": None, "rested_at": None} if job.frozen_at is not None or job.rested_at is not None else {}),
             **_usage_fields(job, books),
         },
@@ -372,7 +388,7 @@ def reconcile(
             if restarted
             else f"{attempt.region} knows it no more (deleted there?)"
         )
-        return lost(job, attempt, why, now, books=books, retry=retry, known_until=known_until)
+        return lost(job, attempt, why, now, books=books, retry=retry, known_until=known_until, lived_until=known_until or now)
 
     if status.status is RayStatus.PENDING:
         sentence = f"starting in {attempt.region}" + (too_large or (f": {status.message}" if status.message else ""))
@@ -448,6 +464,8 @@ def reconcile(
             )
         return launch_failed(job, why, now, retry, "unstarted" if broken else "refused")
     if status.error_type in LOST_ERRORS:
-        return lost(job, attempt, status.message or str(status.error_type), now, retry=retry, books=books)
+        silent = NODE_DIED in status.message
+        why = status.message or str(status.error_type)
+        return lost(job, attempt, why, now, retry=retry, books=books, lived_until=now if silent else None)
     reason = _headline(status.message) or f"failed in {attempt.region}"
     return finish(job, JobState.FAILED, reason, ended_at, outcome="failed", books=books, attempt=attempt, seen=status)

@@ -98,6 +98,30 @@ def test_a_restarted_head_is_named_and_the_next_attempt_waits() -> None:
     assert change.fields["not_before_at"] == NOW + timedelta(seconds=10)
 
 
+@pytest.mark.parametrize(
+    ("told", "wait_s"),
+    [
+        (None, 75.0 - 30.0),  # last seen 30 s ago: its node may live on for what is left of 75 s
+        ("The actor died because its node has died. Node Id: 1f", 75.0),
+        ("The actor died unexpectedly: SYSTEM_ERROR", 10.0),  # its node lives, and with it the attempt's guard
+    ],
+)
+def test_the_next_attempt_waits_while_the_lost_one_may_run_on(told: str | None, wait_s: float) -> None:
+    died = None if told is None else st(RayStatus.FAILED, message=told, error_type="JOB_SUPERVISOR_ACTOR_DIED")
+    change = reconcile(
+        JOB,
+        ATTEMPT,
+        Seen(died, NOW, "s2"),
+        NOW,
+        books=Books(None, "EUR"),
+        retry=Retry(10.0, 0, orphan_s=75.0),
+        times_missing=2,
+        known_until=NOW - timedelta(seconds=30),
+    )
+    assert change is not None and change.to is JobState.QUEUED
+    assert change.fields["not_before_at"] == NOW + timedelta(seconds=wait_s)
+
+
 def test_attempts_after_losses_are_counted() -> None:
     twice = replace(PLAIN, flex=replace(PLAIN.flex, max_attempts=2))
     first, second = look(twice, None, losses=0), look(twice, None, losses=1)
@@ -163,9 +187,11 @@ def test_only_failed_starts_in_a_row_count_against_a_job() -> None:
             for n, outcome in enumerate(outcomes, 1)
         ]
 
-    assert retry_after(tried("refused", "refused", None), 10.0) == Retry(10.0, 0, 2, 0), "no room is not the job's fault"
-    assert retry_after(tried("unstarted", "refused", "unstarted", "unstarted", None), 10.0) == Retry(10.0, 0, 4, 2)
-    assert retry_after(tried("unstarted", "unstarted", "lost", None), 10.0) == Retry(10.0, 1, 0, 0)
+    assert retry_after(tried("refused", "refused", None), 10.0, 75.0) == Retry(10.0, 0, 2, 0, 75.0), (
+        "no room is not the job's fault"
+    )
+    assert retry_after(tried("unstarted", "refused", "unstarted", "unstarted", None), 10.0, 75.0) == Retry(10.0, 0, 4, 2, 75.0)
+    assert retry_after(tried("unstarted", "unstarted", "lost", None), 10.0, 75.0) == Retry(10.0, 1, 0, 0, 75.0)
 
 
 def test_what_was_not_known_at_the_end_is_booked_later() -> None:

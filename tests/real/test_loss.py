@@ -2,7 +2,10 @@
 notice."""
 
 import json
+import os
 import shutil
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -56,6 +59,44 @@ def test_a_lost_head_loses_no_job_and_runs_none_twice_at_once(tmp_path: Path, sh
     assert "end" not in lines[:second], "the first attempt never ended by itself"
     # no checkpoint was asked for, so the second attempt begins anew; the first wrote nothing more once it had begun
     assert lines[second + 1 : second + 1 + STEPS] == [f"step {n}" for n in range(STEPS)]
+
+
+#: It does not know of gridshift: a process below a process tells that it lives, beside one that left its process group.
+BEATS = (
+    'sh -c \'setsid sh -c "while sleep 0.1; do date +%s.%N; done >> \\"$1.own.$GRIDSHIFT_ATTEMPT\\"" &'
+    ' while sleep 0.1; do date +%s.%N; done >> "$1.$GRIDSHIFT_ATTEMPT"\' beats {beats}; echo never'
+)
+
+
+def test_what_a_lost_head_leaves_running_is_ended_before_the_job_begins_anew(tmp_path: Path, short_tmp: Path) -> None:
+    def beats(name: str) -> list[float]:
+        path = tmp_path / f"beats.{name}"
+        return [float(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    with ray_clusters(short_tmp, "one") as rays, Plane(tmp_path, region("one", rays["one"].address, 40)) as plane:
+        metadata = {**FLEX, "gridshift.max_attempts": "2"}
+        body = {"entrypoint": BEATS.format(beats=tmp_path / "beats"), "submission_id": "beats", "metadata": metadata}
+        requests.post(f"{plane.address}/v1/jobs", json=body, timeout=10).raise_for_status()
+        wait_until(lambda: len(beats("1")) > 5 and len(beats("own.1")) > 5, 60, "the job to run")
+
+        (gcs,) = (pid for pid in rays["one"].processes() if Path(f"/proc/{pid}/comm").read_text().startswith("gcs_server"))
+        os.kill(gcs, signal.SIGKILL)  # and nothing else: Ray ends itself, and leaves what its job had started
+        wait_until(rays["one"].death, 90, "the head to give up")
+        died_at = time.time()
+
+        def silent() -> bool:
+            return time.time() - max(beats("1")[-1], beats("own.1")[-1], died_at) > 3.0
+
+        wait_until(silent, 20, "what the job had started to be ended")
+        last = max(beats("1")[-1], beats("own.1")[-1])
+        rays["one"].start()  # only now: it ends what its former self left
+        wait_until(lambda: len(beats("2")) > 5 and len(beats("own.2")) > 5, 150, "the job to run again")
+        assert last == max(beats("1")[-1], beats("own.1")[-1]) < min(beats("2")[0], beats("own.2")[0])
+        assert last - died_at < 10.0
+        first, second = plane.job("beats")["attempts"]
+        assert (first["outcome"], second["outcome"]) == ("lost", None)
+        plane.ray("stop", "beats", "--no-wait")
+        plane.wait_state("beats", "cancelled")
 
 
 def test_a_cluster_and_a_gateway_that_want_tokens(tmp_path: Path, short_tmp: Path) -> None:
