@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dispatcher.clock import Clock
-from dispatcher.errors import ClusterUnreachable, GridshiftError, LaunchRefused, StaleState
+from dispatcher.errors import ClusterUnreachable, GridshiftError, LaunchRefused, StaleState, StoreUnavailable
 from dispatcher.job_changes import change
 from dispatcher.launch import JobEnvironment, submission_for
 from dispatcher.reconcile import Books, finish
@@ -239,6 +239,10 @@ class Launching:
                 again_s = 0.0
             except ClusterUnreachable as error:
                 made = self._unanswered(job, attempt, error, maybe_sent)
+            except StoreUnavailable as error:  # a package that cannot be read now: that is not the job's fault, and may pass
+                reason = f"{error}; trying again"
+                if job.reason != reason:
+                    made = change(job, self._clock.now(), "note", reason, expect=JobState.LAUNCHING, attempt=attempt)
             except GridshiftError as error:  # refused by the cluster, or a package that cannot be delivered
                 books = Books(None, self._currency)
                 prefix = f"{region.name} refused it: " if isinstance(error, LaunchRefused) else ""

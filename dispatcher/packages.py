@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import unquote
 
 from dispatcher.errors import BadInput, NotFound, PackageRejected, StoreUnavailable
@@ -80,11 +80,12 @@ class PackageStore:
         path, record = self.path(name), self._record(name)
         try:
             return record is not None and bool(path.stat().st_size == record["size"])
-        except OSError:
-            return False
+        except OSError as error:
+            return self._is_missing(name, error)
 
     def verify(self, name: str) -> bool:
-        """Whether the package is held and its bytes are still those that were uploaded."""
+        """Whether the package is held and its bytes are still those that were uploaded. Raises StoreUnavailable where that
+        cannot be read now, which says nothing of the package."""
         record = self._record(name)
         if record is None:
             return False
@@ -94,8 +95,8 @@ class PackageStore:
                 while block := file.read(_BLOCK):
                     digest.update(block)
                     size += len(block)
-        except OSError:
-            return False
+        except OSError as error:
+            return self._is_missing(name, error)
         return bool(size == record["size"]) and digest.hexdigest() == record["sha256"]
 
     def sha256(self, name: str) -> str:
@@ -125,8 +126,17 @@ class PackageStore:
         try:
             record = json.loads((self.root / f"{check_name(name)}.json").read_text())
             return record if isinstance(record["size"], int) and isinstance(record["sha256"], str) else None
-        except (OSError, ValueError, KeyError, TypeError):
+        except OSError as error:
+            self._is_missing(name, error)
             return None
+        except (ValueError, KeyError, TypeError):
+            return None
+
+    def _is_missing(self, name: str, error: OSError) -> Literal[False]:
+        """False where there is no such file; any other failure, and a folder that is gone as a whole, may pass."""
+        if isinstance(error, FileNotFoundError) and self.root.is_dir():
+            return False
+        raise StoreUnavailable(f"package {name} cannot be read now: {error.strerror or error} ({self.root})") from error
 
     def _keep(self, upload: "Upload") -> None:
         """Put a complete upload in its place. The first intact one of a name stays: jobs that wait refer to it."""

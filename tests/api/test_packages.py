@@ -382,3 +382,30 @@ def test_a_single_module_file(tmp_path: Path) -> None:
     store = PackageStore(tmp_path / "packages", 50_000_000)
     store.put(name, (tmp_path / name).read_bytes())
     assert store.verify(name)
+
+
+@pytest.mark.parametrize("what", [NAME, f"{NAME}.json"])
+def test_what_cannot_be_read_now_is_not_called_missing(store: PackageStore, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    store.put(NAME, zipped({"job.py": b"print()"}))
+    real_open = Path.open
+
+    def full(path: Path, *args: Any, **kwargs: Any) -> Any:
+        if path.name == what:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return real_open(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", full)
+    with pytest.raises(StoreUnavailable, match="cannot be read now: Too many open files"):
+        store.verify(NAME)
+    monkeypatch.undo()
+    assert store.verify(NAME)
+
+
+def test_a_folder_that_is_gone_as_a_whole_may_come_back(store: PackageStore) -> None:
+    store.put(NAME, zipped({"job.py": b"print()"}))
+    away = store.root.rename(store.root.with_name("unmounted"))
+    for ask in (store.verify, store.exists):
+        with pytest.raises(StoreUnavailable, match="cannot be read now"):
+            ask(NAME)
+    away.rename(store.root)
+    assert store.verify(NAME) and store.exists(NAME)

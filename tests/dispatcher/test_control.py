@@ -13,7 +13,7 @@ from dispatcher.api.savings import missed
 from dispatcher.clusters import Submission
 from dispatcher.clusters.simulated import Workload
 from dispatcher.config import Config
-from dispatcher.errors import ClusterUnreachable
+from dispatcher.errors import ClusterUnreachable, StoreUnavailable
 from dispatcher.job_changes import launch_change, view_of
 from dispatcher.reconcile import Usage
 from dispatcher.simulation import Simulation
@@ -346,6 +346,25 @@ def test_what_goes_wrong_with_one_job_holds_up_no_other(
     broken = False
     advance(sim, 5)
     assert state(sim, "odd") is JobState.SUCCEEDED
+
+
+def test_a_package_that_cannot_be_read_for_a_while_fails_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    sim = simulation()
+    advance(sim, 3)
+
+    def unreadable(runtime_env: Mapping[str, object]) -> dict[str, Path]:
+        raise StoreUnavailable("package a.zip cannot be read now: Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(sim.control._launching._packages, "for_launch", unreadable)
+        submit(sim, "j", run_s=5.0)
+        advance(sim, 30)
+        job = sim.store.job("j")
+        assert job is not None and job.state is JobState.LAUNCHING and "Input/output error; trying again" in job.reason
+        notes = [event for event in sim.store.events("j") if "trying again" in event.reason]
+        assert len(notes) == 1, "said once, not each try"
+    advance(sim, 30)
+    assert state(sim, "j") is JobState.SUCCEEDED
 
 
 def test_an_attempt_that_was_lost_is_stopped_once_its_cluster_answers_again() -> None:
