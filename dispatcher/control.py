@@ -795,7 +795,6 @@ class Control:
             *status.unreachable(self.regions.values(), now),
             *status.strangers(self._attempts.values(), self.regions, now),
             *status.late(self._standing.plan, views, self._attempts, now),
-            *status.failing(self.loops, now),
             *(AlarmStatus(f"refused {job_id}", None, sentence, now) for job_id, sentence in self._refused.items()),
             *(AlarmStatus(key, region, sentence, now) for key, region, sentence in self.book.alarms(now)),
             *(AlarmStatus(*alarm, now) for source in self.alarm_sources for alarm in source(now)),
@@ -812,7 +811,8 @@ class Control:
         return Snapshot(
             world=replace(world, plan=self._standing.plan),
             regions=tuple(status.region_status(region, world) for region in self.regions.values()),
-            alarms=tuple(self._alarms.values()),
+            # The loops' own are looked at now: where the control loop fails, nobody else would raise them.
+            alarms=(*status.failing(self.loops), *self._alarms.values()),
             loops=tuple(status.loop_status(loop) for loop in self.loops),
             planner=self._standing.told,
         )

@@ -40,6 +40,7 @@ class Loop:
     last_run_mono: float | None = None
     last_s: float = 0.0
     last_error: str | None = None
+    failing_since: datetime | None = None
     _again: threading.Event = field(default_factory=threading.Event, repr=False)
     _busy: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
@@ -59,10 +60,11 @@ class Loop:
         now = clock.now()
         try:
             self.run(now)
-            self.last_error = None
+            self.last_error = self.failing_since = None
         except Exception as error:
             if self.last_error is None:
                 log.exception("loop %s failed", self.name)
+                self.failing_since = now
             self.last_error = f"{type(error).__name__}: {error}"
         self.runs += 1
         self.last_run_at = now

@@ -15,6 +15,8 @@ from policies.world import PLACED, Action, Alarm, JobState, JobView, Plan, World
 
 #: So many job ids are named in an alarm.
 _NAMED = 5
+#: What it means that a loop fails, where that is not plain.
+_MEANS = {"control": ", so nothing new is decided: no job starts and no new limit comes into force"}
 
 
 def decided(actions: Sequence[Action], now: datetime) -> list[AlarmStatus]:
@@ -82,13 +84,15 @@ def late(plan: Plan | None, views: Mapping[str, JobView], placed: Iterable[str],
     return [AlarmStatus("late", None, f"{len(ids)} cannot end by their deadlines any more as things stand: {named}", now)]
 
 
-def failing(loops: Iterable[Loop], now: datetime) -> list[AlarmStatus]:
-    """Loops whose last run failed; the control loop's own shows elsewhere, for then nobody raises alarms."""
-    return [
-        AlarmStatus(f"loop {loop.name}", None, f"the {loop.name} loop fails: {loop.last_error}", now)
-        for loop in loops
-        if loop.last_error is not None and loop.name != "control"
-    ]
+def failing(loops: Iterable[Loop]) -> list[AlarmStatus]:
+    """Loops whose last run failed."""
+    alarms = []
+    for loop in loops:
+        error, since = loop.last_error, loop.failing_since
+        if error is not None and since is not None:
+            sentence = f"the {loop.name} loop fails{_MEANS.get(loop.name, '')}: {error}"
+            alarms.append(AlarmStatus(f"loop {loop.name}", None, sentence, since))
+    return alarms
 
 
 def region_status(region: Region, world: World) -> RegionStatus:

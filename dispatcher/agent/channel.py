@@ -19,7 +19,7 @@ try:
 except ImportError:  # this Python is too old for it
     from .plain_socket import ClientConnection, InvalidStatus, WebSocketException, connect  # type: ignore[assignment,no-redef]
 
-from .messages import MAX_FRAME_BYTES, BadFrame, Frame, FromServer, decode, encode, from_server
+from .messages import MAX_FRAME_BYTES, MAX_TEXT, BadFrame, Frame, FromServer, decode, encode, from_server
 
 log = logging.getLogger("gridshift.agent")
 
@@ -155,14 +155,16 @@ class Channel:
         self._say("the control plane closed the connection")
 
     def _take(self, connection: ClientConnection, text: str | bytes) -> None:
+        frame: Frame = {}
         try:
-            reply = self._on_frame(from_server(decode(text)))
+            frame = decode(text)
+            reply = self._on_frame(from_server(frame))
         except BadFrame as error:
             log.warning("a frame of the control plane was not understood: %s", error)
-            reply = {"type": "error", "message": str(error)}
+            reply = _not_understood(frame, str(error))
         except Exception as error:  # whatever it was, the next order must still be heard
             log.exception("a frame of the control plane could not be dealt with")
-            reply = {"type": "error", "message": f"{type(error).__name__}: {error}"}
+            reply = _not_understood(frame, f"{type(error).__name__}: {error}")
         if reply is not None:
             connection.send(encode(reply))
 
@@ -171,6 +173,13 @@ class Channel:
         if why != self.trouble and not self._stopping.is_set():
             log.warning("no connection to the control plane: %s", why)
         self.trouble = why
+
+
+def _not_understood(frame: Frame, message: str) -> Frame:
+    """The answer to a frame that could not be obeyed; it names the order that it was, so that nobody waits for it."""
+    order = frame.get("order")
+    named = {"order": order} if isinstance(order, str) and 0 < len(order) <= MAX_TEXT else {}
+    return {"type": "error", "message": message[:MAX_TEXT], **named}
 
 
 def _why(error: Exception) -> str:

@@ -54,13 +54,15 @@ class Stamp:
 
 @dataclass(frozen=True)
 class Orders:
-    """Limits to hold and leases to let go of, from the control plane of ``epoch``."""
+    """Limits to hold and leases to let go of, from the control plane of ``epoch``. ``wrong`` has the leases that mean nothing,
+    each with why: one of them costs no other."""
 
     order: str
     epoch: int
     set: tuple[SetCap, ...]
     release: tuple[str, ...]
     stamp: Stamp = Stamp()
+    wrong: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -274,28 +276,26 @@ def from_server(frame: Frame) -> FromServer:
 
 
 def _orders(fields: Fields) -> Orders:
-    caps = []
+    caps, wrong = [], []
     for one in fields.objects("set", 1000):
-        kind = one.text("kind")
-        if kind not in ("economic", "event"):
-            raise one.wrong("kind", "must be economic or event")
-        ttl_s = one.maybe_number("ttl_s", 0, MAX_TTL_S)
-        if ttl_s is None and kind == "economic":
-            raise one.wrong("ttl_s", "an economic lease has an end")
-        limit_w = one.number("limit_w", MIN_LIMIT_W, 1e6)
-        caps.append(
-            SetCap(
-                one.text("lease_id"),
-                kind,
-                one.text("uuid"),
-                limit_w,
-                ttl_s,
-                one.text("reason", empty=True),
-                one.yes("min_ok"),
-                one.yes("test"),
-            )
-        )
-    return Orders(fields.text("order"), fields.whole("epoch"), tuple(caps), fields.texts("release", 1000), _stamp(fields))
+        lease_id = one.text("lease_id")
+        try:
+            caps.append(_cap(one, lease_id))
+        except BadFrame as error:
+            wrong.append((lease_id, str(error)))
+    order, epoch, release = fields.text("order"), fields.whole("epoch"), fields.texts("release", 1000)
+    return Orders(order, epoch, tuple(caps), release, _stamp(fields), tuple(wrong))
+
+
+def _cap(one: Fields, lease_id: str) -> SetCap:
+    kind = one.text("kind")
+    if kind not in ("economic", "event"):
+        raise one.wrong("kind", "must be economic or event")
+    ttl_s = one.maybe_number("ttl_s", 0, MAX_TTL_S)
+    if ttl_s is None and kind == "economic":
+        raise one.wrong("ttl_s", "an economic lease has an end")
+    limit_w, uuid = one.number("limit_w", MIN_LIMIT_W, 1e6), one.text("uuid")
+    return SetCap(lease_id, kind, uuid, limit_w, ttl_s, one.text("reason", empty=True), one.yes("min_ok"), one.yes("test"))
 
 
 def _stamp(fields: Fields) -> Stamp:
@@ -403,6 +403,12 @@ def _say_what_is_wrong(value: Any, name: str) -> None:
         gpu.inner("cap")
     gpu.maybe_text("protected")
     raise gpu.wrong("idle_state", "must be one of " + ", ".join(IDLE_STATES))
+
+
+def check_error(frame: Frame) -> tuple[str, str | None]:
+    """What the other side says of a frame that it did not understand, and which order it was, if one. Raises BadFrame."""
+    error = Fields(frame, "error")
+    return error.text("message"), error.maybe_text("order")
 
 
 def check_results(frame: Frame) -> Fields:

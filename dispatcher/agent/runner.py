@@ -498,11 +498,17 @@ class Agent:
             self._fence(orders)
         except LeaseError as error:
             enforcer, why = None, str(error)
+        undone = dict(orders.wrong)
         if enforcer is None:
-            asked = [cap.lease_id for cap in orders.set] + list(orders.release)
-            return [{"lease_id": lease_id, "ok": False, "enforced_w": None, "took_s": 0.0, "error": why} for lease_id in asked]
-        sets = self._as_late_as_both_clocks_say(orders)
-        return [vars(result) for result in enforcer.apply(CapOrders(orders.epoch, sets, orders.release))]
+            undone = dict.fromkeys([cap.lease_id for cap in orders.set] + list(orders.release), why) | undone
+        results = [
+            {"lease_id": lease_id, "ok": False, "enforced_w": None, "took_s": 0.0, "error": error}
+            for lease_id, error in undone.items()
+        ]
+        if enforcer is not None:
+            sets = self._as_late_as_both_clocks_say(orders)
+            results += [vars(result) for result in enforcer.apply(CapOrders(orders.epoch, sets, orders.release))]
+        return results
 
     def _fence(self, order: Orders | Freeze | Thaw) -> None:
         """Raises LateOrder, or what Epochs.see raises: such an order is not obeyed."""

@@ -24,6 +24,8 @@ _OF_A_STEP = ("start", "end", "duration", "limit_w")
 _FIELDS = frozenset({"event_id", "version", "region", "branch", "steps", "reason", "test", "recovery", *_OF_A_STEP})
 #: Characters of a reason, and steps of an event.
 MAX_REASON, MAX_STEPS = 500, 500
+#: A limit lasts a second and a year and a day at the most (longer ones are open), and begins within ten years.
+_SHORTEST, _LONGEST, _FURTHEST = timedelta(seconds=1), timedelta(days=366), timedelta(days=3653)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MAX_VERSION = 1 << 53
 
@@ -91,7 +93,7 @@ def _steps(data: Mapping[str, Any], reason: str, now: datetime, problems: list[P
     unless it says otherwise."""
     given = data.get("steps")
     if given is None:
-        step = _step(data, "", now, now, reason, problems)
+        step = _step(data, "", now, True, now, reason, problems)
         return [step] if step is not None else []
     problems += [(name, data[name], "leave it out: the steps say it") for name in _OF_A_STEP if data.get(name) is not None]
     if not isinstance(given, list) or not 1 <= len(given) <= MAX_STEPS or not all(isinstance(one, dict) for one in given):
@@ -107,9 +109,8 @@ def _steps(data: Mapping[str, Any], reason: str, now: datetime, problems: list[P
         if begins is None:
             problems.append((f"steps[{index - 1}].end", None, "only the last step may be open"))
             return []
-        step = _step(
-            one, where, now if index == len(given) - 1 else None, begins, _reason(f"{where}reason", one, problems), problems
-        )
+        its_reason = _reason(f"{where}reason", one, problems)
+        step = _step(one, where, now, index == len(given) - 1, begins, its_reason, problems)
         if step is None:
             return []
         if steps and step.start < begins:
@@ -122,13 +123,13 @@ def _steps(data: Mapping[str, Any], reason: str, now: datetime, problems: list[P
 
 
 def _step(
-    data: Mapping[str, Any], where: str, now: datetime | None, begins: datetime, reason: str, problems: list[Problem]
+    data: Mapping[str, Any], where: str, now: datetime, last: bool, begins: datetime, reason: str, problems: list[Problem]
 ) -> GridStep | None:
     limit_w = data.get("limit_w")
     if isinstance(limit_w, bool) or not isinstance(limit_w, int | float) or not 0 <= limit_w <= 1e12:
         problems.append((f"{where}limit_w", limit_w, "must be a power in W, 0 or more"))
         limit_w = None
-    start, end = _interval(data, where, now, begins, problems)
+    start, end = _interval(data, where, now, last, begins, problems)
     return None if limit_w is None else GridStep(start, end, float(limit_w), reason=reason)
 
 
@@ -142,32 +143,51 @@ def _event_id(data: Mapping[str, Any], problems: list[Problem]) -> str:
     return event_id
 
 
+def cancel_from(data: Any) -> tuple[str, int | None]:
+    """The event that a JSON object cancels, and the version that does so (None: not given). Raises BadInput."""
+    if not isinstance(data, dict):
+        raise BadInput([("data", data, "must be an object with the event_id, and perhaps a version")])
+    problems: list[Problem] = []
+    event_id, version = _event_id(data, problems), _version(data, problems)
+    if problems:
+        raise BadInput(problems)
+    return event_id, version
+
+
 def _version(data: Mapping[str, Any], problems: list[Problem]) -> int | None:
     version = data.get("version")
     if version is not None and (isinstance(version, bool) or not isinstance(version, int) or not 0 <= version < _MAX_VERSION):
-        problems.append(("version", version, "must be a whole number; a higher one replaces a lower one"))
+        problems.append(("version", version, "must be a whole number below 2**53; a higher one replaces a lower one"))
         return None
     return version
 
 
 def _interval(
-    data: Mapping[str, Any], where: str, now: datetime | None, begins: datetime, problems: list[Problem]
+    data: Mapping[str, Any], where: str, now: datetime, last: bool, begins: datetime, problems: list[Problem]
 ) -> tuple[datetime, datetime | None]:
-    """Start and end; it must not be over at ``now`` (None: it may)."""
+    """Start and end; the ``last`` one must not be over at ``now``."""
     start = _time(f"{where}start", data.get("start"), problems) or begins
     end = _time(f"{where}end", data.get("end"), problems)
     duration = data.get("duration")
     if duration is not None:
         if data.get("end") is not None:
             problems.append((f"{where}duration", duration, "give end or duration, not both"))
-        seconds = _seconds(f"{where}duration", duration, 366 * 86400.0, problems)
-        try:
-            end = None if seconds is None else start + timedelta(seconds=seconds)
-        except OverflowError:
-            problems.append((f"{where}duration", duration, f"is too long after {start.isoformat()}"))
+        seconds = _seconds(f"{where}duration", duration, _LONGEST.total_seconds(), problems)
+    if start > now + _FURTHEST:
+        # Nothing is added to a time that far ahead: there may be none after it.
+        problems.append((f"{where}start", data.get("start"), f"must be within ten years; it is {now.isoformat()}"))
+        return start, end
+    if duration is not None:
+        end = None if seconds is None else start + timedelta(seconds=seconds)
+    field = "end" if duration is None else "duration"
     if end is not None and end <= start:
         problems.append((f"{where}end", data.get("end"), f"must be after start, {start.isoformat()}"))
-    elif end is not None and now is not None and end <= now:
+    elif end is not None and end - start < _SHORTEST:
+        problems.append((f"{where}{field}", data.get(field), "must be a second after start or more"))
+    elif end is not None and end - start > _LONGEST:
+        remedy = f"must be at most {_LONGEST.days} days after start; leave it out for a limit that holds until it is released"
+        problems.append((f"{where}end", data.get("end"), remedy))
+    elif end is not None and last and end <= now:
         problems.append((f"{where}end", data.get("end"), f"has passed already; it is {now.isoformat()}"))
     return start, end
 

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from dispatcher.api.answers import Refused, in_thread, json_response
 from dispatcher.api.flood import Bucket
-from dispatcher.api.grid_events import GridEvents, event_from, regions_of
+from dispatcher.api.grid_events import GridEvents, cancel_from, event_from, regions_of
 from dispatcher.api.services import Services
 from dispatcher.api.strict_json import parse_object
 from dispatcher.config import Config
@@ -117,9 +117,7 @@ class Webhooks:
             outcome, _ = await self._events.save(event, version, message_id)
             return outcome
         if kind == "power_budget.cancelled":
-            event_id, version = (data.get("event_id"), data.get("version")) if isinstance(data, dict) else (None, None)
-            if not isinstance(event_id, str) or not (version is None or type(version) is int):
-                raise BadInput([("data", data, "must be an object with the event_id, and perhaps a version")])
+            event_id, version = cancel_from(data)
             outcome, _ = await self._events.cancel(source, event_id, version=version, message_id=message_id)
             return outcome
         raise BadInput([("type", kind, "must be 'power_budget' or 'power_budget.cancelled'")])

@@ -29,37 +29,39 @@ def _acts(event: GridEvent, sources: Mapping[str, EventSourceConfig]) -> bool:
 def budgets_of(events: Iterable[GridEvent], sources: Mapping[str, EventSourceConfig], now: datetime) -> list[Budget]:
     """A budget for each step of each event that binds and is not over at ``now``, those of branches too; and of steps that
     are over, by their end or by a release, for as long as load comes back from them (policies.world.Budget)."""
-    binding = [_until_released(event) for event in events if _acts(event, sources)]
+    binding = [(event, _until_released(event)) for event in events if _acts(event, sources)]
     made: list[Budget] = []
-    for event in binding:
+    for event, steps in binding:
         source = sources.get(event.source)
-        above: list[GridEvent] = []
+        above: list[GridStep] = []
         if source is not None and source.overlap == "priority":
-            above = [one for one in binding if one.source == event.source and _rank(one) < _rank(event)]
-        several = len(event.steps) > 1
-        for whole in event.steps:
+            above = [s for one, of in binding if one.source == event.source and _rank(one) < _rank(event) for s in of]
+        # From now back: an end may lie so far ahead that no calendar holds a time after it.
+        gone = now - timedelta(seconds=event.recovery_s or 0.0)
+        for whole in steps:
             for step in _left_over(whole, above):
-                if step.end is None or step.end + timedelta(seconds=event.recovery_s or 0.0) > now:
-                    made.append(_budget(event, step, several))
+                if step.end is None or step.end > gone:
+                    made.append(_budget(event, step, several=len(steps) > 1))
     return made
 
 
-def _until_released(event: GridEvent) -> GridEvent:
-    """An event that was released, as if it had been asked for up to then only."""
+def _until_released(event: GridEvent) -> tuple[GridStep, ...]:
+    """The steps of an event; of one that was released, as if it had been asked for up to then only, which is nothing where it
+    had not begun."""
     if not event.cancelled:
-        return event
+        return event.steps
     at = event.received_at
-    return replace(event, steps=tuple(replace(s, end=min(s.end or at, at)) for s in event.steps if s.start < at))
+    return tuple(replace(s, end=min(s.end or at, at)) for s in event.steps if s.start < at)
 
 
 def _rank(event: GridEvent) -> float:
     return float("inf") if event.rank is None else event.rank
 
 
-def _left_over(step: GridStep, above: Iterable[GridEvent]) -> list[GridStep]:
-    """The parts of a step in which no event of a higher priority limits anything."""
+def _left_over(step: GridStep, above: Iterable[GridStep]) -> list[GridStep]:
+    """The parts of a step in which no step of a higher priority (``above``) limits anything."""
     parts = [(step.start, step.end or _NEVER)]
-    for other in (one for event in above for one in event.steps):
+    for other in above:
         begin, end = other.start, other.end or _NEVER
         parts = [
             piece

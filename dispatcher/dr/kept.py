@@ -13,6 +13,8 @@ from dispatcher.config_events import EventSourceConfig
 from dispatcher.dr.model import DrEvent, ReportDue, Segment, Signal, version_json
 from dispatcher.store import GridEvent, GridStep
 
+#: No end lies so far ahead: it is a way to write that there is none.
+_NEVER_YEAR = 2200
 _TIMES = frozenset({"received_at", "start", "end", "effective_from", "version", "at"})
 _PARTS: dict[str, Callable[..., Any]] = {"segments": Segment, "signals": Signal, "reports_due": ReportDue}
 
@@ -66,7 +68,7 @@ def grid_event(event: DrEvent, source: EventSourceConfig, before: GridEvent | No
     ahead = tuple(
         GridStep(
             max(s.effective_from or s.start, at),
-            s.end,
+            _end(s.end),
             s.limit_w,
             s.interval_id,
             s.ramp_s if s.ramp_s is not None else source.ramp_s or None,
@@ -80,7 +82,7 @@ def grid_event(event: DrEvent, source: EventSourceConfig, before: GridEvent | No
     end = (
         None
         if None in ends
-        else max((e for e in (*ends, event.end) if e is not None), default=None if not event.cancelled else at)
+        else max((e for e in (*ends, _end(event.end)) if e is not None), default=None if not event.cancelled else at)
     )
     lowest = min(ahead, key=lambda step: step.limit_w, default=None)
     return GridEvent(
@@ -102,6 +104,11 @@ def grid_event(event: DrEvent, source: EventSourceConfig, before: GridEvent | No
         rank=event.rank,
         recovery_s=source.recovery_s if event.recovery_s is None else event.recovery_s,
     )
+
+
+def _end(end: datetime | None) -> datetime | None:
+    """An end that means "none" is none, though it be written as a time such as 9999-12-31."""
+    return None if end is None or end.year >= _NEVER_YEAR else end
 
 
 def _reason(event: DrEvent, before: GridEvent | None, lowest: GridStep | None) -> str:

@@ -16,7 +16,7 @@ from standardwebhooks import Webhook
 
 from dispatcher.api.grid_events import event_from
 from dispatcher.dr import openadr3, pointers
-from dispatcher.dr.model import Answer, DrEvent, Message, Notes, Refused, Segment, json_of, refusal, shown
+from dispatcher.dr.model import Answer, DrEvent, Message, Notes, Refused, Segment, json_of, refusal, shown, span
 from dispatcher.dr.openadr3 import Context
 from dispatcher.dr.signed_events import read_signed_event
 from dispatcher.errors import BadInput
@@ -190,12 +190,16 @@ def _limit(data: Any, context: Context) -> DrEvent:
     given = {**data, "region": region} if isinstance(data, dict) else data
     late = False
     try:
-        event, version = event_from(given, "native", regions, context.now)
+        try:
+            event, version = event_from(given, "native", regions, context.now)
+        except BadInput as error:
+            late = [problem[0] for problem in error.problems] == ["end"] and "has passed" in error.problems[0][2]
+            if not late:
+                raise
+            begun = datetime.fromisoformat(data.get("start") or data["end"])  # read as it would have been then
+            event, version = event_from(given, "native", regions, span(begun.astimezone(UTC), -1.0))
     except BadInput as error:
-        late = [problem[0] for problem in error.problems] == ["end"] and "has passed" in error.problems[0][2]
-        if not late:
-            raise Refused("bad_field", str(error)) from None
-        event, version = event_from(given, "native", regions, datetime.min.replace(tzinfo=UTC))
+        raise Refused("bad_field", str(error)) from None
     notes = Notes()
     if "region" not in data:
         notes.add("region: missing: the control plane wants one; read for this site")

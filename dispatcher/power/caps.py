@@ -282,7 +282,7 @@ class CapLoop:
         for wish in coming_back(nodes, jobs, ended) if ended else ():
             sent = self._sent.get((wish.node_id, wish.lease_id))
             ours = wish if sent is None else wish._replace(stays_s=sent.wish.stays_s)
-            if wish.ends_at is not None and now < wish.ends_at + timedelta(seconds=ours.stays_s):
+            if wish.ends_at is not None and now - timedelta(seconds=ours.stays_s) < wish.ends_at:
                 wishes.append(ours)
         return wishes
 

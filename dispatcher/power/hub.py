@@ -336,8 +336,10 @@ class Hub:
             self._results(node, messages.check_results(frame).raw())
         elif kind == "energy":
             self._energy(node, session, *messages.check_energy(frame))
+        elif kind == "error":
+            self._refused(node, *messages.check_error(frame))
         else:
-            raise BadFrame(f"type: {kind[:40]!r}: the control plane understands hello, live, energy and results")
+            raise BadFrame(f"type: {kind[:40]!r}: the control plane understands hello, live, energy, results and error")
         return None
 
     def _hello(self, session: Session, region: str, frame: Frame, proven: bool) -> str | None:
@@ -626,7 +628,8 @@ class Hub:
         self, job_id: str, *, ttl_s: float, freeze_max_s: float, region: str | None = None
     ) -> "Future[list[FreezeResult]]":
         """Stop a job's processes on every connected node (of ``region``) for ``ttl_s`` s at most."""
-        more = {"job_id": job_id, "ttl_s": ttl_s, "freeze_max_s": freeze_max_s}
+        longest_s = messages.MAX_TTL_S
+        more = {"job_id": job_id, "ttl_s": min(ttl_s, longest_s), "freeze_max_s": min(freeze_max_s, longest_s)}
         return self._to_all("freeze", more, region)
 
     def thaw(self, job_id: str, *, region: str | None = None) -> "Future[list[FreezeResult]]":
@@ -681,6 +684,17 @@ class Hub:
             pending.answers[node.node_id] = results
         self._finish_if_done([order_id])
 
+    def _refused(self, node: _Node, message: str, order_id: str | None) -> None:
+        """An agent made nothing of a frame of ours, so what it asked for was not done."""
+        log.warning("the agent on node %s did not understand a frame of ours: %s", node.node_id, message)
+        with self._lock:
+            pending = self._pending.get(order_id or "")
+            if pending is None or node.node_id not in pending.waiting:
+                return
+            pending.waiting.discard(node.node_id)
+            pending.troubles[node.node_id] = f"its agent did not understand the order: {message}"
+        self._finish_if_done([order_id or ""])
+
     def _give_up(self, node_id: str, why: str) -> None:
         """A node will not answer what it was asked (the lock is held)."""
         touched = []
@@ -728,7 +742,8 @@ def _on_wire(order: CapOrder) -> dict[str, Any]:
         "kind": order.kind,
         "uuid": order.uuid,
         "limit_w": order.limit_w,
-        "ttl_s": order.ttl_s,
+        # One that is over before its event is is set once more.
+        "ttl_s": None if order.ttl_s is None else min(order.ttl_s, messages.MAX_TTL_S),
         "reason": order.reason[: messages.MAX_TEXT],
     }
     if order.min_ok:

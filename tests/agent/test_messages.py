@@ -49,12 +49,19 @@ def test_what_the_control_plane_sends_arrives_as_values() -> None:
         ({"kind": "forever"}, "must be economic or event"),
         ({"uuid": ""}, "orders.set[0].uuid: ''"),
         ({"min_ok": "yes"}, "orders.set[0].min_ok: 'yes'"),
+        ({"ttl_s": 400 * 86400.0}, "orders.set[0].ttl_s: 34560000.0"),
     ],
 )
-def test_an_order_that_means_nothing_names_the_field(change: dict[str, Any], named: str) -> None:
-    with pytest.raises(BadFrame) as caught:
-        from_server({**ORDERS, "set": [{**CAP, **change}]})
-    assert named in str(caught.value)
+def test_a_lease_that_means_nothing_names_the_field_and_costs_no_other(change: dict[str, Any], named: str) -> None:
+    orders = from_server({**ORDERS, "set": [{**CAP, **change}, {**CAP, "lease_id": "good"}]})
+    assert isinstance(orders, Orders) and [cap.lease_id for cap in orders.set] == ["good"]
+    ((lease_id, why),) = orders.wrong
+    assert lease_id == CAP["lease_id"] and named in why
+
+
+def test_a_lease_without_a_name_is_an_order_that_means_nothing() -> None:
+    with pytest.raises(BadFrame, match=r"orders\.set\[0\]\.lease_id: ''"):
+        from_server({**ORDERS, "set": [{**CAP, "lease_id": ""}]})
 
 
 def test_an_open_lease_is_for_events_only() -> None:

@@ -96,11 +96,40 @@ def test_replayed_changed_and_ended(hooked: Server) -> None:
     assert hooked.get("/v1/events")["events"][0]["state"] == "cancelled"
 
 
+def test_a_cancel_names_what_is_wrong_with_it(hooked: Server) -> None:
+    send(hooked, budget())
+    for wrong, named in (({"version": 1 << 53}, "version"), ({"version": 10**30}, "version"), ({"version": True}, "version")):
+        answer = send(hooked, release(**wrong))
+        assert answer.status_code == 422 and answer.json()["error"]["problems"][0]["field"] == named, answer.text
+    answer = send(hooked, {"type": "power_budget.cancelled", "data": ["e1"]})
+    assert answer.status_code == 422 and "event_id" in answer.text
+    assert not hooked.services.store.grid_events()[0].cancelled
+
+
+@pytest.mark.parametrize(
+    ("when", "field"),
+    [
+        ({"end": "9999-12-31T23:59:59Z"}, "end"),
+        ({"start": "9999-12-31T23:00:00Z"}, "start"),
+        ({"start": "9999-12-31T23:00:00Z", "duration": "9h"}, "start"),
+        ({"duration": "370d"}, "duration"),
+        ({"duration": 0.000008}, "duration"),
+        ({"steps": [{"limit_w": 5, "duration": "1h"}, {"limit_w": 6, "end": "9999-12-31T23:59:59Z"}]}, "steps[1].end"),
+    ],
+)
+def test_a_limit_that_lasts_or_lies_beyond_all_sense_is_refused(hooked: Server, when: dict[str, Any], field: str) -> None:
+    given = {"event_id": "e1", "region": "north", "recovery": "1h", **({} if "steps" in when else {"limit_w": 1000}), **when}
+    answer = send(hooked, {"type": "power_budget", "data": given})
+    assert answer.status_code == 422, answer.text
+    assert [one["field"] for one in answer.json()["error"]["problems"]] == [field], answer.text
+    assert hooked.services.store.grid_events() == []
+
+
 def test_another_content_under_the_same_version_is_refused(hooked: Server) -> None:
     store = hooked.services.store
     assert send(hooked, budget(version=5)).json() == {"outcome": "accepted"}
     assert send(hooked, budget(version=5)).json() == {"outcome": "duplicate"}
-    for change in ({"limit_w": 2}, {"duration": "5h"}, {"start": "2037-01-01T00:00Z"}):
+    for change in ({"limit_w": 2}, {"duration": "5h"}, {"start": "2027-06-01T00:00Z"}):
         answer = send(hooked, budget(version=5, **change))
         assert answer.status_code == 409 and "under a higher version" in answer.json()["error"]["message"], change
     assert store.grid_events()[0].limit_w == 1000.0

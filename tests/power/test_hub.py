@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dispatcher.agent import messages
 from dispatcher.power.energy import Taken
 from dispatcher.power.hub import MISSED_S, MOST_CLAIMS, CapOrder, CapResult, Former, Hub, Release
 
@@ -196,6 +197,27 @@ def test_an_answer_that_says_nothing_is_no_success() -> None:
     future = hub.order_caps([cap(agent)])
     agent.say({"type": "results", "order": agent.sent[0]["order"]})
     assert "said nothing of this lease" in str(future.result(0)[0].error)
+
+
+def test_an_order_that_an_agent_makes_nothing_of_fails_at_once() -> None:
+    hub, _ = make()
+    one, two = Agent(hub, "n1").connect(), Agent(hub, "n2").connect()
+    future = hub.order_caps([cap(one, "l1"), cap(two, "l2")])
+    one.say({"type": "error", "message": "orders.set[0].limit_w: must be a number"})  # of no order that it names
+    assert not future.done()
+    one.say({"type": "error", "order": one.sent[0]["order"], "message": "orders.release: must be a list"})
+    two.answer(two.sent[0])
+    first, second = future.result(0)
+    assert first.error == "its agent did not understand the order: orders.release: must be a list" and second.ok
+
+
+def test_a_limit_that_lasts_longer_than_orders_may_is_ordered_as_long_as_they_may() -> None:
+    hub, _ = make()
+    agent = Agent(hub).connect()
+    hub.order_caps([cap(agent)._replace(kind="event", ttl_s=5000 * 86400.0)])
+    orders = messages.from_server(agent.sent[0])
+    assert isinstance(orders, messages.Orders) and orders.wrong == ()
+    assert orders.set[0].ttl_s == messages.MAX_TTL_S
 
 
 def test_orders_to_nobody_fail_at_once() -> None:

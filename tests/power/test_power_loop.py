@@ -252,6 +252,19 @@ def test_an_event_that_is_taken_back_is_let_go_of_whatever_the_clocks_say() -> N
     assert agent.leases == {} and agent.caps() == [700.0] * 4
 
 
+def test_an_event_that_lasts_longer_than_any_lease_is_kept_and_its_leases_are_set_again() -> None:
+    site, agent = four()
+    site.event(2400.0, end_s=4000 * 86400.0, recovery_s=600.0)
+    site.seconds(5)
+    caps = agent.caps()
+    assert max(caps) < 600.0 and site.sentences() == []
+    (first,) = agent.orders
+    site.s = first["set"][0]["ttl_s"] + 1.0
+    agent.leases.clear()  # they are over, and the event is not
+    site.seconds(10)
+    assert agent.caps() == caps and len(agent.orders) >= 2
+
+
 def back(site: Site, seconds: int) -> list[float]:
     """Draw at the meter, each minute from now on."""
     drawn = []
