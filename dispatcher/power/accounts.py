@@ -26,7 +26,8 @@ Gpu = tuple[str, str]
 class EnergyRow:
     """One row as it is stored. Times are whole seconds since 1970, ``job_id`` is "" where there is no job; ``seconds`` is how
     much of the interval was measured for it, ``idle_wh`` the part of ``energy_wh`` that a job drew while it sat idle
-    (None: not known)."""
+    (None: not known). ``bridged_s`` of the seconds are known from the counter alone: nobody read it meanwhile, and how the
+    energy lies in them is not known."""
 
     node_id: str
     uuid: str
@@ -41,6 +42,7 @@ class EnergyRow:
     quality: str
     split: str
     simulated: bool
+    bridged_s: float = 0.0
 
     @property
     def gpu(self) -> Gpu:

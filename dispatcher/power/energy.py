@@ -84,8 +84,8 @@ class Taken:
 class EnergySum:
     """What was drawn in ``[start, end)``, Wh at the GPUs (no PUE). ``job_wh``, ``idle_wh`` (GPUs that nobody used) and
     ``unattributed_wh`` add up to ``energy_wh``; ``execution_idle_wh`` is the part of ``job_wh`` that jobs drew while they sat
-    idle, as far as that is known. ``gpus`` is how many GPUs were measured at all, ``gpu_seconds`` for how long together. None
-    is unknown: no meter told."""
+    idle, as far as that is known. ``gpus`` is how many GPUs were measured at all, ``gpu_seconds`` for how long together; for
+    ``bridged_s`` of that only the counters tell, which ran on while nobody read them. None is unknown: no meter told."""
 
     start: datetime
     end: datetime
@@ -97,6 +97,7 @@ class EnergySum:
     gpus: int
     gpu_seconds: float
     simulated: bool
+    bridged_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,6 +409,7 @@ def checked(raw: Mapping[str, Any], now: datetime) -> EnergyRow:
         quality=str(raw["quality"]),
         split=str(raw.get("split") or EXCLUSIVE),
         simulated=bool(raw.get("simulated")),
+        bridged_s=float(raw.get("bridged_s") or 0.0),
     )
     if line not in ENERGY_LINES or (line == "job") != bool(row.job_id):
         raise ValueError(f"{_name(row)}: line {line!r} with job id {job_id!r}: must be job with an id, idle or unattributed")
@@ -421,6 +423,8 @@ def checked(raw: Mapping[str, Any], now: datetime) -> EnergyRow:
         raise ValueError(f"{_name(row)}: idle_wh {row.idle_wh!r} must be a part of its {row.energy_wh!r} Wh")
     if not 0 <= row.seconds <= end_s - start_s + 1e-6:
         raise ValueError(f"{_name(row)}: {row.seconds!r} s measured of {end_s - start_s} s")
+    if not 0 <= row.bridged_s <= row.seconds + 1e-6:
+        raise ValueError(f"{_name(row)}: bridged_s {row.bridged_s!r} must be a part of its {row.seconds!r} s")
     return row
 
 
@@ -526,6 +530,7 @@ def _hours(start_s: int, end_s: int) -> Select[Any]:
         "quality": case(*((worst == rank, name) for rank, name in enumerate(_QUALITIES)), else_=_QUALITIES[-1]),
         "split": case((and_(func.min(c.split) == EXCLUSIVE, func.max(c.split) == EXCLUSIVE), EXCLUSIVE), else_=SUMMED),
         "simulated": func.max(case((c.simulated, 1), else_=0)) == 1,
+        "bridged_s": func.sum(c.bridged_s),
     }
     same = and_(gpu.c.node_id == c.node_id, gpu.c.uuid == c.uuid, gpu.c.start_s == c.start_s)
     return (
@@ -554,6 +559,7 @@ def _summed(table: Any, where: Sequence[ColumnElement[bool]], step_s: int) -> Se
             of("unattributed", c.energy_wh).label("unattributed_wh"),
             func.sum(case((c.line == "job", c.idle_wh))).label("execution_idle_wh"),
             _metered(c).label("seconds"),
+            func.sum(c.bridged_s).label("bridged_s"),
             func.max(case((c.simulated, 1), else_=0)).label("simulated"),
         )
         .where(*where)
@@ -567,6 +573,7 @@ def _summed(table: Any, where: Sequence[ColumnElement[bool]], step_s: int) -> Se
         *(func.sum(g[name]).label(name) for name in _ENERGIES),
         func.count(func.distinct(g.node_id + literal(" ") + g.uuid)).label("gpus"),
         func.sum(g.seconds).label("seconds"),
+        func.sum(g.bridged_s).label("bridged_s"),
         func.max(g.simulated).label("simulated"),
     ).group_by(cell)
 
@@ -581,6 +588,7 @@ def _sum_of(row: Any, step_s: int) -> EnergySum:
         gpus=int(row.gpus),
         gpu_seconds=float(row.seconds),
         simulated=bool(row.simulated),
+        bridged_s=float(row.bridged_s),
         **energies,
     )
 
@@ -596,6 +604,7 @@ def _added(one: EnergySum, other: EnergySum) -> EnergySum:
         gpus=max(one.gpus, other.gpus),
         gpu_seconds=one.gpu_seconds + other.gpu_seconds,
         simulated=one.simulated or other.simulated,
+        bridged_s=one.bridged_s + other.bridged_s,
         **energies,
     )
 

@@ -296,6 +296,7 @@ class _EnergyColumns(SQLModel):
     quality: str
     split: str
     simulated: bool
+    bridged_s: float = Field(default=0.0, sa_column_kwargs={"server_default": text("0")})
 
 
 def _energy_table(name: str) -> tuple[CheckConstraint | Index, ...]:

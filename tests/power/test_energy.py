@@ -325,3 +325,12 @@ def test_what_waits_is_written_before_the_end(sqlite_url: str) -> None:
     book.close()
     assert all(future.done() and future.result() == Taken(1, 0) for future in futures)
     engine.dispose()
+
+
+def test_what_only_counters_know_stays_apart_by_the_minute_and_by_the_hour(book: EnergyBook) -> None:
+    take(book, wire(0), wire(1, bridged_s=45.0), wire(2, bridged_s=60.0), wire(1, uuid="GPU-1", bridged_s=15.0))
+    assert [one.bridged_s for one in book.sums(T0, at(180), 60)] == [0.0, 60.0, 60.0]
+    book.thin(at(60 * 3600))
+    (hour,) = book.sums(T0, at(60), 3600)
+    assert (hour.bridged_s, hour.gpu_seconds) == (120.0, 240.0)
+    assert take(book, wire(9, bridged_s=61.0)).refused != (), "more than was measured"
