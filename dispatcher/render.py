@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dispatcher.client import ENDED
-from policies.sentences import amount
+from policies.sentences import amount, kw
 
 Json = Mapping[str, Any]
 
@@ -279,10 +279,14 @@ def grid_events_table(events: Sequence[Json]) -> RenderableType:
             cell(f"{event['state']}{note}"),
             cell(when(event["start"], seconds=True)),
             cell(when(event["end"], seconds=True) or "open"),
-            cell(number(event["limit_w"], 0, "W")),
+            cell(_limit(event["limit_w"])),
             cell(event.get("reason")),
         )
     return made
+
+
+def _limit(watts: float | None) -> str | None:
+    return None if watts is None else kw(watts, exact=True)
 
 
 def grid_event_view(answer: Json) -> RenderableType:
@@ -299,7 +303,7 @@ def grid_event_view(answer: Json) -> RenderableType:
             steps.add_row(
                 cell(when(step["start"], seconds=True)),
                 cell(when(step["end"], seconds=True) or "open"),
-                cell(number(step["limit_w"], 0, "W")),
+                cell(_limit(step["limit_w"])),
                 cell(step.get("interval_id")),
                 cell(number(step.get("ramp_s"), 0, "s")),
                 cell(step.get("reason")),
@@ -325,12 +329,31 @@ def savings_view(savings: Json) -> RenderableType:
             [
                 ("jobs", totals.get("jobs")),
                 ("energy", f"{quantity(totals.get('energy_kwh'), 2, 'kWh') or 'unknown'} ({_basis(savings)})"),
-                ("deadlines missed", totals.get("deadline_misses")),
+                *_deadlines(totals),
             ]
         ),
         made,
     ]
     return Group(*lines, *(Text(f"note: {clean(caveat)}", style="dim") for caveat in savings.get("caveats") or ()))
+
+
+def _deadlines(totals: Json) -> list[tuple[str, Any]]:
+    """Jobs that were late apart from those that never finished; an older control plane tells only their sum."""
+    if "finished_late" not in totals:
+        return [("deadlines missed", totals.get("deadline_misses"))]
+    failed, cancelled = totals["failed_with_deadline"], totals["cancelled_with_deadline"]
+    late = totals["finished_late"]
+    return [
+        ("finished late", "1 job finished after its deadline" if late == 1 else f"{late} jobs finished after their deadline"),
+        (
+            "never finished",
+            f"{_jobs(failed)} with a deadline failed, {cancelled} {'was' if cancelled == 1 else 'were'} cancelled",
+        ),
+    ]
+
+
+def _jobs(count: int) -> str:
+    return "1 job" if count == 1 else f"{count} jobs"
 
 
 def _share(part: float, whole: float) -> str:

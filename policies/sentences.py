@@ -13,9 +13,22 @@ def hhmm(when: datetime) -> str:
     return f"{at.year:04d}-{at.month:02d}-{at.day:02d} {at.hour:02d}:{at.minute:02d}Z"  # strftime is several times as slow
 
 
-def kw(power_w: float) -> str:
-    """A power as kW with as many digits as it needs."""
-    return f"{power_w / 1000:.3g} kW" if abs(power_w) < 1e6 else f"{power_w / 1000:.0f} kW"
+def kw(power_w: float | None, exact: bool = False) -> str:
+    """A power for people, the one way in which it is written: in W below 10 kW, where tenths of a kW would hide a whole site,
+    else in kW with one decimal where it needs one. ``exact``: one that somebody stated, with every digit that it has. None is
+    "unknown"."""
+    if power_w is None:
+        return "unknown"
+    size = round(abs(power_w), 3)
+    if size < 10_000:
+        text = (
+            f"{size:,.3f}" if exact else f"{size:,.0f}" if size >= 99.95 else f"{size:,.1f}" if size >= 0.05 else f"{size:.3f}"
+        )
+        unit = "W"
+    else:
+        text, unit = f"{size / 1000:,.{6 if exact else 1}f}", "kW"
+    text = text.rstrip("0").rstrip(".") if "." in text else text
+    return f"{'-' if power_w < 0 and text != '0' else ''}{text} {unit}"
 
 
 def span(seconds: float) -> str:

@@ -300,10 +300,23 @@ def savings_line(answer: Json) -> str:
         f"cost <b>{number_text(totals.get('cost'), money)}</b>, at once {number_text(totals.get('cost_run_now'), money)}",
         f"carbon <b>{number_text(totals.get('carbon_kg'), 'kg')}</b>,"
         f" at once {number_text(totals.get('carbon_kg_run_now'), 'kg')}",
-        f"deadlines missed <b>{number_text(totals.get('deadline_misses'), digits=0)}</b>",
+        *_deadlines(totals),
     ]
     caveats = "".join(f"<small>{escape(str(caveat))}</small>" for caveat in answer.get("caveats") or ())
     return f'<div class="gs"><h4>So far</h4>{" · ".join(pieces)}{caveats}</div>'
+
+
+def _deadlines(totals: Json) -> list[str]:
+    """Jobs that were late apart from those that never finished; an older control plane tells only their sum."""
+    if "finished_late" not in totals:
+        return [f"deadlines missed <b>{number_text(totals.get('deadline_misses'), digits=0)}</b>"]
+    late, failed, cancelled = (
+        number_text(totals.get(key), digits=0) for key in ("finished_late", "failed_with_deadline", "cancelled_with_deadline")
+    )
+    return [
+        f"finished after the deadline <b>{late}</b>",
+        f"never finished, with a deadline: <b>{failed}</b> failed, <b>{cancelled}</b> cancelled",
+    ]
 
 
 _EVENT_ORDER = {"active": 0, "scheduled": 1, "cancelled": 3, "expired": 2}

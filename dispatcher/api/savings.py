@@ -118,6 +118,7 @@ def report(
         "jobs": len(ran),
         "energy_kwh": sum(job.energy_kwh or 0.0 for job in ran),
         "deadline_misses": sum(missed(job) for job in jobs),
+        **_deadlines(jobs),
     }
     baselines = _baselines(ran, world, regions, signals, now, wholesale, ran_s or {})
     basis = together(*(job.energy_basis or MODELLED for job in ran)) or MODELLED
@@ -186,6 +187,18 @@ def _energy_caveats(ran: Sequence[Job], basis: str) -> list[str]:
     if SIMULATED in counts:
         caveats.append("SIMULATED: GPUs of a simulated driver stand for real ones")
     return [*caveats, "run now: a job that was measured draws the same mean power at its GPUs as it did"]
+
+
+def _deadlines(jobs: Sequence[Job]) -> dict[str, int]:
+    """Of ended jobs with a deadline: those that succeeded after it, and those that never finished their work. Only the first
+    were late; what failed was no matter of when it ran, and what was cancelled was its owner's choice."""
+    due = [(job.state, job.finished_at, job.flex.deadline_at) for job in jobs if job.flex.deadline_at is not None]
+    late = [at is not None and by is not None and at > by for state, at, by in due if state is JobState.SUCCEEDED]
+    return {
+        "finished_late": sum(late),
+        "failed_with_deadline": sum(state is JobState.FAILED for state, _, _ in due),
+        "cancelled_with_deadline": sum(state is JobState.CANCELLED for state, _, _ in due),
+    }
 
 
 def missed(job: Job) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 
 from dispatcher.api.strict_json import parse
 from dispatcher.errors import BadInput
+from policies import sentences
 
 #: More than this is a slip of the unit, not a site.
 MAX_W = 1e12
@@ -221,8 +222,8 @@ def shown(value: object) -> str:
 
 
 def kw(watts: float) -> str:
-    """A power for people."""
-    return f"{watts / 1000:g} kW"
+    """A power that somebody stated, for people: as exact as it was."""
+    return sentences.kw(watts, exact=True)
 
 
 def iso(at: datetime | None) -> str | None:

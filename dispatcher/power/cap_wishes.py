@@ -126,8 +126,8 @@ def on_limits(
     # The work of others is spared by limits that stand, not by events; mostly there is none, and one look serves both.
     kinds = {limit.kind if spares else "" for limit in limits}
     looks = {kind: _groups(view, nodes, jobs, leaf_of, draws, spare_foreign=kind == "economic") for kind in kinds}
-    units_of = {kind: _units(look[0], jobs, learned) for kind, look in looks.items()}
-    unknown = max(look[2] for look in looks.values())
+    units_of = {kind: _units(look.groups, jobs, learned) for kind, look in looks.items()}
+    unknown = max(look.unknown for look in looks.values())
     wishes: list[Wish] = []
     troubles: list[Trouble] = []
     if unknown:
@@ -137,7 +137,8 @@ def on_limits(
         troubles.append(Trouble(f"draw unknown {view.name}", view.name, sentence))
     for limit in limits:
         kind = limit.kind if spares else ""
-        (groups, fixed_w, _, unseen_w), units = looks[kind], units_of[kind]
+        look, units = looks[kind], units_of[kind]
+        groups = look.groups
         caps = [limit.limit_w if limit.branch is None else view.power_limit_w or math.inf]
         for name in names:
             # The tree counts W at the site's meter throughout; a branch's limit is of its GPUs alone.
@@ -147,15 +148,29 @@ def on_limits(
             (view.name, *names),
             np.array([-1] + [0] * len(names), dtype=np.int64),
             np.array(caps) * (1.0 - MARGIN - (LEAST_MARGIN - MARGIN) * trust),
-            np.array(fixed_w),
+            np.array(look.fixed_w),
             view.pue,
         )
         found = allocate(units, tree)
         if found.shortfalls:
             found = allocate(replace(units, pause_rank=_pause_ranks(groups, jobs)), tree)
         wishes += _leases(found, groups, limit, jobs, trust)
-        troubles += _told(found, groups, limit, view, leaf_of, jobs, unseen_w)
+        troubles += _told(found, look, limit, view, leaf_of, jobs)
     return wishes, troubles
+
+
+class _Look(NamedTuple):
+    """GPUs by what they run; W at the meter that no cap changes, of the site and of each branch; how many GPUs tell neither
+    what they draw nor what they may; and which part of the site's W is only stated, by jobs that no agent sees. ``at_limits``
+    and ``as_known`` are how many GPUs, of no branch and of each, do not tell what they draw: they count with the most they may
+    draw, or with what their work was known or said to draw."""
+
+    groups: list[Group]
+    fixed_w: list[float]
+    unknown: int
+    unseen_w: float
+    at_limits: list[int]
+    as_known: list[int]
 
 
 def _groups(
@@ -166,13 +181,12 @@ def _groups(
     draws: Mapping[str, Draw],
     *,
     spare_foreign: bool,
-) -> tuple[list[Group], list[float], int, float]:
-    """GPUs by what they run, W at the meter that no cap changes, of the site and of each branch, how many GPUs tell
-    neither what they draw nor what they may, and which part of the site's W is only stated, by jobs that no agent sees.
-    ``spare_foreign``: GPUs with work of others on them are not to be capped."""
+) -> _Look:
+    """See _Look. ``spare_foreign``: GPUs with work of others on them are not to be capped."""
     fixed_w = [view.bypass_w, *[0.0] * len(leaf_of)]
     groups: dict[tuple[str | tuple[str, ...], int, str, str], Group] = {}
     seen: dict[str, int] = {}
+    at_limits, as_known = [0] * len(fixed_w), [0] * len(fixed_w)
     unknown, unseen_w = 0, 0.0
     kept = {job_id for job_id, job in jobs.items() if job.flex.may_be_slowed}
     for node in nodes:
@@ -182,10 +196,13 @@ def _groups(
             draw, on_it = draws.get(gpu.uuid), gpu.jobs or ()
             for job in draw.jobs if draw is not None else on_it:
                 seen[job] = seen.get(job, 0) + 1
+            blind = not node.connected or gpu.power_w is None
+            as_known[leaf] += blind and draw is not None
             if draw is None or not on_it:
                 drawn_w = known_draw(gpu, node, draw)
                 fixed_w[leaf] += (drawn_w or 0.0) * view.pue
                 unknown += drawn_w is None
+                at_limits[leaf] += blind and draw is None and drawn_w is not None
                 continue
             why_not, full_w = unable, draw.full_w
             if gpu.serving:
@@ -215,7 +232,7 @@ def _groups(
     for group in groups.values():
         group.full_w /= len(group.gpus)
         group.unused /= len(group.gpus)
-    return list(groups.values()), fixed_w, unknown, unseen_w
+    return _Look(list(groups.values()), fixed_w, unknown, unseen_w, at_limits, as_known)
 
 
 def known_draw(gpu: GpuLive, node: NodeLive, draw: Draw | None) -> float | None:
@@ -402,15 +419,14 @@ def _given_w(
 
 def _told(
     found: Allocation,
-    groups: Sequence[Group],
+    look: _Look,
     limit: Limit,
     view: RegionView,
     leaf_of: Mapping[str, int],
     jobs: Mapping[str, JobView],
-    unseen_w: float,
 ) -> list[Trouble]:
-    """What caps alone cannot reach, and who would have to pause. What gives way already is no trouble. ``unseen_w`` of what the
-    site draws is only stated, by jobs that no agent sees: on no branch do they count."""
+    """What caps alone cannot reach, and who would have to pause. What gives way already is no trouble."""
+    groups = look.groups
     by_number = list(dict.fromkeys(group.jobs for group in groups))
     unable: dict[str, int] = {}
     for group in groups:
@@ -418,12 +434,10 @@ def _told(
             unable[group.why_not] = unable.get(group.why_not, 0) + len(group.gpus)
     more = "".join(f"; {count} GPUs are not capped: {why}" for why, count in unable.items())
     troubles = []
-    measured = "as measured"
-    if unseen_w > 0:
-        measured += f", and with {kw(unseen_w)} that jobs are stated to draw which no agent sees,"
     for short in found.shortfalls:
         is_site = short.name == view.name
-        given_w, gone = _given_w(found, groups, jobs, None if is_site else leaf_of[short.name], view.pue)
+        leaf = None if is_site else leaf_of[short.name]
+        given_w, gone = _given_w(found, groups, jobs, leaf, view.pue)
         of_limit = 1.0 if is_site else view.pue  # a branch's limit is of its GPUs alone
         short_w, missing_w = (short.short_w - given_w) / of_limit, (short.missing_w - given_w) / of_limit
         if short_w <= 0:
@@ -441,11 +455,28 @@ def _told(
                 # The same trouble as what the control loop tells of this limit from what jobs state.
                 limit_key(view.name) if is_site else limit_key(view.name, short.name),
                 view.name,
-                f"{measured if is_site else 'as measured'} {where} is {kw(short_w)} above its limit ({limit.reason}{until}) "
+                f"{_basis(look, leaf)} {where} is {kw(short_w)} above its limit ({limit.reason}{until}) "
                 f"with every GPU at its lowest cap: {does}{more}",
             )
         )
     return troubles
+
+
+def _basis(look: _Look, leaf: int | None) -> str:
+    """What the draw of a branch (None: the whole site) that a limit is held against rests on."""
+
+    def gpus(counts: Sequence[int]) -> str:
+        count = sum(counts) if leaf is None else counts[leaf]
+        return "" if not count else "1 GPU whose power is unknown" if count == 1 else f"{count} GPUs whose power is unknown"
+
+    beside = []
+    if leaf is None and look.unseen_w > 0:  # on no branch do they count
+        beside.append(f"with {kw(look.unseen_w)} that jobs are stated to draw which no agent sees")
+    if told := gpus(look.at_limits):
+        beside.append(f"with {told} counted at the limit")
+    if told := gpus(look.as_known):
+        beside.append(f"with {told} counted at what the jobs there are known or stated to draw")
+    return f"as measured, and {' and '.join(beside)}," if beside else "as measured"
 
 
 def on_plan(nodes: Sequence[NodeLive], jobs: Mapping[str, JobView], caps: Mapping[str, float]) -> list[Wish]:

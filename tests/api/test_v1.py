@@ -5,8 +5,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from dispatcher.api import savings, views
+from dispatcher.cli import main
 from dispatcher.clock import VirtualClock
 from dispatcher.config import RegionConfig
 from dispatcher.errors import GridshiftError
@@ -276,6 +278,25 @@ def test_savings_compare_with_running_at_once(server: Server, services: FakeServ
     assert told["energy_basis"] == "modelled"
     assert "cost: 1 of 2 jobs are left out on both sides, because a signal is unknown" in told["caveats"]
     assert told["energy_bases"] == {"modelled": 2}
+
+
+def test_savings_keep_jobs_that_were_late_apart_from_those_that_never_finished(server: Server, services: FakeServices) -> None:
+    services.clock = VirtualClock(datetime(2026, 1, 1, tzinfo=UTC))
+    due = {**FLEX, "gridshift.power_w": "1000", "gridshift.deadline": "5h", "gridshift.runtime": "1h"}
+    ends = {"late": JobState.SUCCEEDED, "failed": JobState.FAILED, "cancelled": JobState.CANCELLED, "kept": JobState.SUCCEEDED}
+    for name in ends:
+        server.submit(name, metadata=due)
+    for name in ("failed", "cancelled", "kept"):
+        services.end(services.launch(name), ends[name])
+    late = services.launch("late")
+    services.clock.advance(6 * 3600)
+    services.end(late, ends["late"])
+    totals = server.get("/v1/savings")["totals"]
+    told = [totals[key] for key in ("finished_late", "failed_with_deadline", "cancelled_with_deadline", "deadline_misses")]
+    assert told == [1, 1, 1, 2]
+    lines = CliRunner().invoke(main, ["savings", "--address", server.url]).output
+    assert "1 job finished after its deadline" in lines
+    assert "1 job with a deadline failed, 1 was cancelled" in lines and "missed" not in lines
 
 
 @pytest.mark.parametrize(

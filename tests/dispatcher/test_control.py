@@ -478,7 +478,7 @@ def test_a_job_that_is_to_run_now_starts_at_the_next_tick_within_limits_and_is_n
     assert state(sim, "first") is JobState.RUNNING
     assert "starts now: its owner asked for it, whatever power costs, in a" in reasons
     second = sim.store.job("second")
-    assert second is not None and second.state is JobState.QUEUED and "may draw 1.5 kW (site limit)" in second.reason
+    assert second is not None and second.state is JobState.QUEUED and "may draw 1,500 W (site limit)" in second.reason
     advance(sim, 7 * 3600)
     first = sim.store.job("first")
     assert first is not None and (first.state, first.pauses) == (JobState.RUNNING, 0), "no price pauses it"

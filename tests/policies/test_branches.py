@@ -81,7 +81,7 @@ def test_a_branchs_event_pauses_there_only_as_many_as_needed_the_cheapest_first(
     jobs = [on("a1", checkpoint_s=90.0), on("a2"), on("a3", priority=5), on("b1", "r2", priority=-9)]
     action = only(acts(jobs, events=(event(2500.0),)))
     assert isinstance(action, AskCheckpoint) and action.job_id == "a2", "b1 would be cheaper, and is elsewhere"
-    assert action.reason == "branch r1 of a may draw 2.5 kW (event e1): asked to pause"
+    assert action.reason == "branch r1 of a may draw 2,500 W (event e1): asked to pause"
     assert asked(acts(jobs, events=(event(1500.0),))) == ["a2", "a1"]
     assert acts(jobs, events=(event(3000.0),)) == [] and acts(jobs, events=(event(0.0, "r9"),)) == []
 
@@ -102,10 +102,10 @@ def test_what_caps_can_take_off_is_asked_of_nobody() -> None:
 
 def test_of_a_job_on_several_branches_the_share_there_counts() -> None:
     wide = on("wide", {"r1": 0.25, "r2": 0.75}, gpus=4.0, power_w=4000.0, capped_w=2000.0)
-    assert acts([wide, on("b1", "r2")], events=(event(500.0),)) == [], "a quarter of its 2 kW lies there"
+    assert acts([wide, on("b1", "r2")], events=(event(500.0),)) == [], "a quarter of its 2,000 W lies there"
     assert asked(acts([wide, on("b1", "r2")], events=(event(499.0),))) == ["wide"]
     assert asked(acts([wide, on("b1", "r2")], events=(event(2400.0, "r2"),))) == ["b1"]
-    # Pausing it frees 1.5 kW on r2, not 2 kW.
+    # Pausing it frees 1,500 W on r2, not 2,000 W.
     assert asked(acts([wide, on("b1", "r2", priority=1)], events=(event(900.0, "r2"),))) == ["wide", "b1"]
 
 
@@ -122,7 +122,7 @@ def test_a_coming_limit_of_a_branch_is_prepared_for_in_time() -> None:
     one = on("a1", remaining_s=7200.0, checkpoint_s=60.0)
     assert acts([one], events=(event(0.0, start_s=300.0),)) == []
     action = only(acts([one], events=(event(0.0, start_s=70.0),)))
-    assert isinstance(action, AskCheckpoint) and "branch r1 of a may draw 0 kW from" in action.reason
+    assert isinstance(action, AskCheckpoint) and "branch r1 of a may draw 0 W from" in action.reason
 
 
 def test_a_short_event_freezes_and_a_frozen_job_runs_on_when_its_branch_has_room() -> None:
@@ -148,9 +148,7 @@ def test_what_does_not_suffice_is_one_alarm_with_the_shortfall() -> None:
     ask, alarm = acts(jobs, events=(event(400.0),))
     assert isinstance(ask, AskCheckpoint) and isinstance(alarm, Alarm)
     assert (alarm.key, alarm.region) == ("limit a r1", "a")
-    assert (
-        "branch r1 of a is 0.6 kW above its limit of 0.4 kW (event e1) even with everything pausable paused" in alarm.sentence
-    )
+    assert "branch r1 of a is 600 W above its limit of 400 W (event e1) even with everything pausable paused" in alarm.sentence
     assert "1 job there cannot be paused" in alarm.sentence
 
 
@@ -165,10 +163,10 @@ def test_where_agents_tell_a_job_that_none_sees_is_not_taken_to_be_there() -> No
 def test_on_a_branch_of_which_no_agent_tells_every_job_counts_and_nobody_is_paused_in_the_dark() -> None:
     dark = BranchView("r1")
     alarm = only(acts([on("u", None), on("b1", "r2")], dark, B8, events=(event(600.0),)))
-    assert isinstance(alarm, Alarm) and "branch r1 of a is 0.4 kW above its limit of 0.6 kW" in alarm.sentence
+    assert isinstance(alarm, Alarm) and "branch r1 of a is 400 W above its limit of 600 W" in alarm.sentence
     assert "no agent tells where 1 job runs, which counts here" in alarm.sentence
     held = acts([on("u", None), now_job()], dark, events=(event(1500.0),))
-    assert isinstance(only(held), Hold) and "r1 may draw 1.5 kW (event e1), draws 1 kW (no agent" in held[0].reason  # type: ignore[union-attr]
+    assert isinstance(only(held), Hold) and "r1 may draw 1,500 W (event e1), draws 1,000 W (no agent" in held[0].reason  # type: ignore[union-attr]
 
 
 def test_branches_of_which_no_agent_tells_share_what_nobody_sees_in_equal_parts() -> None:
@@ -179,7 +177,7 @@ def test_branches_of_which_no_agent_tells_share_what_nobody_sees_in_equal_parts(
     alarm = only(acts(jobs, *dark, events=(event(1000.0),)))
     assert (
         isinstance(alarm, Alarm)
-        and "0.5 kW above" in alarm.sentence
+        and "500 W above" in alarm.sentence
         and "3 jobs run, which count with 50% here" in alarm.sentence
     )
 
@@ -192,8 +190,8 @@ def test_a_launch_is_held_while_no_branch_has_room_for_it() -> None:
     held = only(acts([on("a1"), on("b1", "r2"), now_job()], events=both))
     assert isinstance(held, Hold)
     assert held.reason == (
-        "must wait: no branch of a with free GPUs has power for the 1 kW of this job, and on which one it lands is for its "
-        "cluster to decide: r1 may draw 1.5 kW (event e1), draws 1 kW; r2 may draw 1.2 kW (event e1), draws 1 kW"
+        "must wait: no branch of a with free GPUs has power for the 1,000 W of this job, and on which one it lands is for its "
+        "cluster to decide: r1 may draw 1,500 W (event e1), draws 1,000 W; r2 may draw 1,200 W (event e1), draws 1,000 W"
     )
     assert isinstance(only(acts([on("a1"), on("b1", "r2"), now_job()], events=both[:1])), Launch), "there is room on r2"
     assert isinstance(only(acts([on("a1"), on("b1", "r2"), now_job(power_w=400.0)], events=both)), Launch)
@@ -225,7 +223,7 @@ def test_what_was_just_launched_may_be_anywhere_until_it_is_seen() -> None:
     low = replace(A8, power_limit_w=1500.0), replace(B8, power_limit_w=1500.0)
     first, second = acts([now_job("n1"), now_job("n2")], *low)
     assert isinstance(first, Launch) and isinstance(second, Hold)
-    assert "1 kW more may be on the way there" in second.reason
+    assert "1,000 W more may be on the way there" in second.reason
     young = on("u", None, hours_ago=(SEEN_AFTER_S - 1.0) / 3600.0)
     assert isinstance(only(acts([young, now_job("n2")], *low)), Hold)
     seen = replace(young, on_branches={"r1": 1.0})
@@ -257,7 +255,7 @@ def test_after_a_branchs_event_load_comes_back_step_by_step() -> None:
     over = tuple(event(1000.0, name, start_s=-3600.0, last_s=-300.0, recovery_s=900.0) for name in ("r1", "r2"))
     waits = [job(f"p{at}", state=JobState.PAUSED, region="a", attempt=1, deadline_at=NOW + H) for at in range(3)]
     actions = acts([on("a1"), on("b1", "r2"), *waits], events=over)
-    # A third of the way from 1 kW to the 4 kW of all that was paused and what runs there: 2 kW on each.
+    # A third of the way from 1,000 W to the 4,000 W of all that was paused and what runs there: 2,000 W on each.
     assert [type(one) for one in actions] == [Launch, Hold, Hold]
     assert "comes back step by step until 2026-02-03 06:10Z from event e1" in actions[1].reason  # type: ignore[union-attr]
     later = replace(site([on("a1"), on("b1", "r2"), *waits], events=over), now=NOW + 601 * S)
@@ -272,7 +270,7 @@ def test_a_paused_job_is_not_put_where_it_would_be_paused_again() -> None:
     known = Plan(NOW, NOW + 48 * H, 900, {"p": placement}, {}, 1.0)
     picture = replace(site([on("a1"), waits], events=(event(1500.0),)), plan=known)
     held = only(decide(picture))
-    assert isinstance(held, Hold) and "to be paused again: r1 may draw 1.5 kW (event e1), draws 1 kW" in held.reason
+    assert isinstance(held, Hold) and "to be paused again: r1 may draw 1,500 W (event e1), draws 1,000 W" in held.reason
     new = replace(waits, state=JobState.QUEUED, attempt=0)
     assert isinstance(only(decide(replace(picture, jobs=(picture.jobs[0], new)))), Launch), "it may well land on r2"
     urgent = replace(waits, flex=replace(waits.flex, deadline_at=NOW + H))

@@ -62,11 +62,11 @@ def test_after_a_limit_load_comes_back_step_by_step() -> None:
     runs = running("r", "a")
     waiting = [job(f"p{at}", state=JobState.PAUSED, region="a", attempt=1, deadline_at=NOW + H) for at in range(3)]
     picture = world([runs, *waiting], [region("a", FLAT)], budgets=(over,))
-    # 1 kW runs, 3 kW were paused; a third of the way back 2 kW may be drawn.
+    # 1,000 W runs, 3,000 W were paused; a third of the way back 2,000 W may be drawn.
     launched = [action for action in decide(picture) if isinstance(action, Launch)]
     held = [action for action in decide(picture) if isinstance(action, Hold)]
     assert len(launched) == 1 and len(held) == 2
-    assert "comes back step by step until 2026-02-03 06:10Z from the event: 2 kW so far" in held[0].reason
+    assert "comes back step by step until 2026-02-03 06:10Z from the event: 2,000 W so far" in held[0].reason
     later = replace(picture, now=NOW + timedelta(seconds=600))
     assert len([action for action in decide(later) if isinstance(action, Launch)]) == 3
     urgent = job("now", flexible=False, deadline_at=None)
@@ -125,7 +125,7 @@ def test_a_job_without_metadata_starts_at_once_at_home() -> None:
 def test_a_job_without_metadata_waits_only_for_room() -> None:
     budget = Budget("a", NOW - H, None, 500.0, "e1", "heat wave")
     held = only(decide(world([rigid("j")], [region("a", FLAT)], budgets=(budget,))))
-    assert isinstance(held, Hold) and "heat wave" in held.reason and "0.5 kW" in held.reason
+    assert isinstance(held, Hold) and "heat wave" in held.reason and "500 W" in held.reason
     full = only(decide(world([rigid("j", gpus=8.0), running("r", "a")], [region("a", FLAT)])))
     assert isinstance(full, Launch), "Ray itself queues for GPUs, as it does without gridshift"
 
@@ -206,7 +206,7 @@ def test_a_limit_pauses_the_cheapest_losses_and_no_more_than_it_takes() -> None:
 def test_a_limit_that_cannot_be_met_is_an_alarm_with_the_shortfall() -> None:
     budget = Budget("a", NOW - H, None, 400.0, "e1", "grid call")
     alarm = only(decide(world([running("fixed", "a", pausable=Pausable.NO)], [region("a", FLAT)], budgets=(budget,))))
-    assert isinstance(alarm, Alarm) and alarm.region == "a" and "0.6 kW above its limit of 0.4 kW" in alarm.sentence
+    assert isinstance(alarm, Alarm) and alarm.region == "a" and "600 W above its limit of 400 W" in alarm.sentence
     assert "are expected to draw" in alarm.sentence and "1 job there cannot be paused" in alarm.sentence
 
 

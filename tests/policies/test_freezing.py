@@ -137,7 +137,7 @@ def test_the_mean_draw_of_a_run_counts_what_it_stood() -> None:
 def test_a_limit_freezes_where_a_checkpoint_would_be_asked_for() -> None:
     action = only(acts([freezer("j")], limited(400.0)))
     assert isinstance(action, Freeze)
-    assert "0.4 kW (event e1)" in action.reason and "frozen where it runs, for 5 min at most" in action.reason
+    assert "400 W (event e1)" in action.reason and "frozen where it runs, for 5 min at most" in action.reason
 
 
 def test_without_an_agent_nothing_is_frozen_and_the_alarm_says_why() -> None:
@@ -157,7 +157,7 @@ def test_the_draw_that_stays_is_counted() -> None:
     assert [type(one) for one in two] == [Freeze, Freeze]
     # Nothing that could be frozen is enough: it is told, with what stays.
     both = acts([freezer("j")], limited(stays_w - 100.0))
-    assert isinstance(both[0], Freeze) and isinstance(both[1], Alarm) and "0.1 kW above" in both[1].sentence
+    assert isinstance(both[0], Freeze) and isinstance(both[1], Alarm) and "100 W above" in both[1].sentence
 
 
 def test_what_stays_away_until_the_limit_ends_goes_first() -> None:
@@ -205,7 +205,7 @@ def test_a_job_is_woken_before_it_has_stood_all_that_it_stands_and_the_limit_is_
     nearly = frozen("j", 57.5, freeze_max_s=60.0)
     thaw, alarm = acts([nearly], limited(400.0))
     assert isinstance(thaw, Thaw) and thaw.used_up and "as long as it may (1 min)" in thaw.reason
-    assert isinstance(alarm, Alarm) and "0.6 kW above" in alarm.sentence
+    assert isinstance(alarm, Alarm) and "600 W above" in alarm.sentence
     assert acts([frozen("j", 50.0, freeze_max_s=60.0)], limited(400.0)) == []
     tired = freezer("j", freeze_max_s=60.0, rested_at=NOW + 50 * S)
     told = only(acts([tired], limited(400.0)))
@@ -231,7 +231,7 @@ def test_a_coming_limit_freezes_just_before_it_begins_and_does_not_wake_for_seco
     one = freezer("j", remaining_s=7200.0)
     assert acts([one], limited(400.0, start_s=30.0)) == []
     action = only(acts([one], limited(400.0, start_s=4.0)))
-    assert isinstance(action, Freeze) and "0.4 kW from" in action.reason
+    assert isinstance(action, Freeze) and "400 W from" in action.reason
     assert acts([frozen("j", 1.0)], limited(400.0, start_s=4.0)) == []
 
 
@@ -253,7 +253,7 @@ def test_an_owner_is_told_why_a_job_is_not_frozen_once() -> None:
     assert isinstance(told, Hold) and "it runs on: no power agent in a is connected" in told.reason
     assert acts([replace(one, reason=told.reason)]) == []
     # Words are no deed: the limit's alarm still counts it.
-    assert any(isinstance(a, Alarm) and "0.6 kW above" in a.sentence for a in acts([one], limited(400.0)))
+    assert any(isinstance(a, Alarm) and "600 W above" in a.sentence for a in acts([one], limited(400.0)))
 
 
 def test_a_frozen_job_that_is_cancelled_is_stopped() -> None:

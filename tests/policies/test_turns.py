@@ -57,7 +57,7 @@ def test_nothing_is_started_that_would_be_asked_to_pause_at_once() -> None:
     soon = Budget("a", NOW + timedelta(seconds=70), None, 500.0, "e", "call")
     picture = world([one], [region("a", FLAT)], budgets=(soon,))
     held = launch_or_hold(one, None, place("a", (0, 3)), picture, rooms(picture))
-    assert isinstance(held, Hold) and "may draw 0.5 kW from" in held.reason
+    assert isinstance(held, Hold) and "may draw 500 W from" in held.reason
     far = replace(picture, budgets=(replace(soon, start=NOW + timedelta(seconds=80)),))
     assert isinstance(launch_or_hold(one, None, place("a", (0, 3)), far, rooms(far)), Launch)
 

@@ -158,7 +158,7 @@ def test_what_a_branchs_caps_can_meet_pauses_nobody_and_what_they_cannot_one_job
     deeper.event(500.0)
     action = deeper.asked()
     assert [type(one) for one in action] == [AskCheckpoint]
-    assert action[0].job_id == "j0" and "branch rack-1 of north may draw 0.5 kW (hot)" in action[0].reason  # type: ignore[union-attr]
+    assert action[0].job_id == "j0" and "branch rack-1 of north may draw 500 W (hot)" in action[0].reason  # type: ignore[union-attr]
     going = deeper.site.jobs["j0"]
     deeper.site.jobs["j0"] = replace(going, state=JobState.PAUSING, pause_requested=True)
     deeper.site.seconds(5)
@@ -182,7 +182,7 @@ def test_a_job_nobody_may_hold_waits_for_a_branch_with_power_and_starts_when_the
     advance(sim, 5)
     assert (state(sim, "j0"), state(sim, "j1")) == (JobState.RUNNING, JobState.QUEUED)
     waits = sim.store.job("j1")
-    assert waits is not None and "rack-1 may draw 0.6 kW (branch limit)" in waits.reason
+    assert waits is not None and "rack-1 may draw 600 W (branch limit)" in waits.reason
     advance(sim, 70)
     assert (state(sim, "j0"), state(sim, "j1")) == (JobState.SUCCEEDED, JobState.RUNNING)
 

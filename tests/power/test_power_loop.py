@@ -420,7 +420,7 @@ def test_an_alarm_says_which_part_is_not_measured_but_stated() -> None:
     site.event(1600.0, end_s=600.0)
     site.seconds(2)
     (sentence,) = site.sentences()
-    assert "as measured, and with 0.75 kW that jobs are stated to draw which no agent sees, north is" in sentence
+    assert "as measured, and with 750 W that jobs are stated to draw which no agent sees, north is" in sentence
 
 
 def test_a_job_that_has_just_been_frozen_is_no_trouble_though_its_gpu_is_measured_as_before() -> None:
@@ -445,7 +445,7 @@ def test_what_caps_cannot_reach_names_who_would_pause() -> None:
     site.seconds(2)
     assert agent.caps() == [350.0] * 4
     (sentence,) = site.sentences()
-    assert "pausing j3 would meet it" in sentence and "kW above its limit" in sentence
+    assert "pausing j3 would meet it" in sentence and "W above its limit" in sentence
 
 
 def test_a_node_that_cannot_cap_is_left_alone_and_said() -> None:
@@ -735,3 +735,17 @@ def test_after_a_restart_an_events_caps_stand_until_it_is_known_who_is_there() -
     agent.jobs = [[], [], [], []]
     site.seconds(20)  # who is there now is nobody of ours
     assert agent.caps() == [700.0] * 4
+
+
+def test_an_alarm_says_how_many_gpus_do_not_tell_their_power_and_as_what_they_count() -> None:
+    site = Site()
+    site.job("j0")
+    agent = site.agent("n1", [["j0"], [], []])
+    agent.power_w = lambda uuid, jobs: 600.0 if jobs else None  # type: ignore[method-assign, assignment, return-value]
+    site.event(1600.0, end_s=600.0)
+    site.seconds(2)
+    (sentence,) = site.sentences()
+    assert sentence.startswith("as measured, and with 2 GPUs whose power is unknown counted at the limit, north is ")
+    agent.power_w = lambda uuid, jobs: 600.0  # type: ignore[method-assign, assignment]
+    site.seconds(2)
+    assert [one for one in site.sentences() if "unknown" in one] == []

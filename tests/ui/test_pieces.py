@@ -184,6 +184,13 @@ def test_unknown_values_are_never_zero() -> None:
     said = parts.regions([bare], NOW)
     assert said.count("unknown") >= 4 and ">0" not in said
     assert "unknown kWh" not in parts.savings_line({}) and "unknown" in parts.savings_line({})
+    ended = {"totals": {"finished_late": 2, "failed_with_deadline": 1, "cancelled_with_deadline": 0, "deadline_misses": 3}}
+    said = parts.savings_line(ended)
+    assert (
+        "finished after the deadline <b>2</b>" in said
+        and "<b>1</b> failed, <b>0</b> cancelled" in said
+        and "missed" not in said
+    )
     assert parts.header({}, "a").count("unknown") == 3 and "unknown" in parts.counts({})
 
 
