@@ -17,6 +17,8 @@ from dispatcher.dr.budgets import binds
 from dispatcher.errors import StoreUnavailable
 from dispatcher.store import OWN_SOURCE, BeforeEvent, GridEvent, GridEventChange, Store
 from policies.freezing import frozen_w
+from policies.placing import fits
+from policies.sentences import kw
 from policies.turns import leaving
 from policies.world import PLACED, JobState, JobView, RegionView, World
 
@@ -135,7 +137,7 @@ def standing_runs(world: World, region: RegionView) -> list[Run]:
 
 def unshifted_runs(world: World, region: RegionView) -> tuple[list[Run], str]:
     """Each job that is there from its arrival (or from when it may start at the earliest), uncapped and for its run time; what
-    is never shifted as it is. And why that cannot be told (empty: it can)."""
+    is never shifted as it is. And why that cannot be told (empty: it can). A job that no region can ever take is in neither."""
     found: list[Run] = []
     unknown = 0
     for job in world.jobs:
@@ -146,6 +148,8 @@ def unshifted_runs(world: World, region: RegionView) -> tuple[list[Run], str]:
                 found.append(Run(job.run_started_at or world.now, _ends_at(job, world.now), job.flex.power_w, job.flex.gpus))
             continue
         home = _home(job, world)
+        if job.state not in PLACED and not _able(job, world):
+            continue
         if home is None and (not job.flex.regions or region.name in job.flex.regions):
             unknown += 1
         if home == region.name:
@@ -230,9 +234,14 @@ def _is_here(job: JobView, world: World, region: RegionView) -> bool:
     return job.state in PLACED and job.region == region.name
 
 
+def _able(job: JobView, world: World) -> list[str]:
+    """The regions that may and could ever take a job."""
+    return [one.name for one in world.regions if (not job.flex.regions or one.name in job.flex.regions) and fits(job, one)]
+
+
 def _home(job: JobView, world: World) -> str | None:
     """Where a job runs that is not shifted; None where that cannot be told."""
-    allowed = job.flex.regions or tuple(one.name for one in world.regions)
+    allowed = _able(job, world) if job.state not in PLACED else job.flex.regions or [one.name for one in world.regions]
     if len(allowed) == 1:
         return allowed[0]
     default = world.settings.default_region
@@ -259,7 +268,7 @@ def _why_not_at_once(runs: Sequence[Run], region: RegionView, span: Span, watts:
     if region.gpus is not None and needed > region.gpus + 1e-6:
         return f"the jobs there would need {needed:g} GPUs at once, and there are {region.gpus:g}{unknown}"
     if region.power_limit_w is not None and max(watts) > region.power_limit_w:
-        most, limit = f"{max(watts) / 1000:,.1f} kW", f"{region.power_limit_w / 1000:,.1f} kW"
+        most, limit = kw(max(watts)), kw(region.power_limit_w)
         return f"the jobs there would draw {most} at once, and the site may draw {limit}{unknown}"
     return ""
 
@@ -282,7 +291,7 @@ def _notes(world: World, region: RegionView, share: float, other_w: float | None
     if not region.reachable:
         yield "the region's cluster did not answer then: what ran there is as it was last known"
     if other_w is None:
-        base = f"the {region.bypass_w / 1000:,.1f} kW that bypass gridshift are" if region.bypass_w else "nothing is"
+        base = f"the {kw(region.bypass_w)} that bypass gridshift are" if region.bypass_w else "nothing is"
         yield f"of what no job draws {base} in it: the site's draw was not measured when notice came"
     if share < 1:
         yield f"jobs count with {share:.0%} of the draw that is stated for them, for so much of it the meter saw"
@@ -292,9 +301,13 @@ def _notes(world: World, region: RegionView, share: float, other_w: float | None
         if job.state in (JobState.QUEUED, JobState.PAUSED) and not job.held and not job.cancel_requested
         if job.id not in placements and (not job.flex.regions or region.name in job.flex.regions)
     ]
+    able = [job for job in waiting if _able(job, world)]
+    if never := len(waiting) - len(able):
+        yield f"left out: {_jobs(never)} that can never run: no region that may take it is large enough"
+    waiting = able
     if waiting and world.plan is not None:
-        kw = sum(job.flex.power_w for job in waiting) * region.pue / 1000
-        yield f"not in it: {_jobs(len(waiting))} without a place in the plan, which would draw {kw:,.1f} kW"
+        waiting_w = sum(job.flex.power_w for job in waiting) * region.pue
+        yield f"not in it: {_jobs(len(waiting))} without a place in the plan, which would draw {kw(waiting_w)}"
     over = [
         job
         for job in world.jobs
@@ -302,8 +315,8 @@ def _notes(world: World, region: RegionView, share: float, other_w: float | None
         if job.id not in placements and _ends_at(job, world.now) <= world.now
     ]
     if over:
-        kw = sum(_at_work_w(job, region) for job in over) * region.pue / 1000
-        yield f"counted as over: {_jobs(len(over))} that had run for longer than expected, with {kw:,.1f} kW"
+        over_w = sum(_at_work_w(job, region) for job in over) * region.pue
+        yield f"counted as over: {_jobs(len(over))} that had run for longer than expected, with {kw(over_w)}"
 
 
 def _jobs(count: int) -> str:

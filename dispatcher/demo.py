@@ -36,6 +36,7 @@ from dispatcher.demo_pace import Pace, launches_s, pace_for, why_behind
 from dispatcher.errors import GridshiftError
 from dispatcher.local_ray import LocalRay, free_port
 from dispatcher.up import end_process
+from policies.sentences import kw
 
 START = datetime(2026, 1, 14, 5, 0, tzinfo=UTC)
 # Wall seconds at full speed. Scarcity is called once pausable work runs, not before the first of them.
@@ -296,8 +297,8 @@ def picture(status: dict[str, Any], regions: list[dict[str, Any]], jobs: list[Jo
             "unknown" if price.get("now") is None else f"{price['now']:.0f} {price['unit']}",
             "unknown" if carbon.get("now") is None else f"{carbon['now']:.0f} g/kWh",
             f"{r['gpus_used']:g}/{r['gpus']:g}" if r.get("gpus") is not None else f"{r['gpus_used']:g}",
-            f"{r['draw_w'] / 1000:.1f} kW",
-            Text("-" if budget is None else f"{budget / 1000:.1f} kW", style="" if budget is None else "bold red"),
+            kw(r["draw_w"]),
+            Text("-" if budget is None else kw(budget), style="" if budget is None else "bold red"),
         )
     table = Table(box=None, pad_edge=False, expand=True)
     for title, width in (("job", 8), ("state", 9), ("region", 6)):

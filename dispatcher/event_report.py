@@ -18,7 +18,7 @@ from dispatcher.dr.budgets import binds
 from dispatcher.dr.ven3 import FALLBACK
 from dispatcher.errors import IllegalMove, NotFound
 from dispatcher.event_jobs import NOT_COUNTED, Told, names_of, tier_costs
-from dispatcher.event_series import drawn_by_agents, joined, series_of, usual_length_s
+from dispatcher.event_series import BRIDGED, drawn_by_agents, joined, series_of, usual_length_s
 from dispatcher.power.energy import EnergyBook
 from dispatcher.power.site_meters import SiteMeters
 from dispatcher.store import BeforeEvent, GridEvent, GridEventChange, GridStep, Job, Store
@@ -239,6 +239,8 @@ class _Maker:
             tuple(sorted(span for one in others if (span := span_of(one, now)) is not None)),
         )
         self._reference_w = own.reference_w if own is not None else None
+        #: How long after its time a reading may come.
+        self._late_s = self._meter.delay_s + 3 * self._meter.cadence_s if self._meter is not None else 3.0 * _MINUTE_S
         self._hours_until: datetime | None = None
         self._coarse = False
 
@@ -270,6 +272,8 @@ class _Maker:
             open_end=self._end is None and not self._event.cancelled,
             runs_until=self._end if self._end is not None and self._end > self._now and not self._event.cancelled else None,
             opted_out=self._event.opted_out or "",
+            told_at=self._now,
+            late_s=self._late_s,
         )
         made = event_report(
             facts,
@@ -341,9 +345,10 @@ class _Maker:
         ids = None if branch is None else [one.node_id for one in self._nodes]
         sums = self._from.energy.sums(start, end, _HOUR_S if old else _MINUTE_S, region=region.name, node_ids=ids)
         spans, basis, _ = drawn_by_agents(sums, self._nodes, region.pue, branch, self._now)
-        if hours := [one.end for one in spans if (one.end - one.start).total_seconds() > _MINUTE_S]:
+        read = [one for one in spans if one.reason != BRIDGED]
+        if hours := [one.end for one in read if (one.end - one.start).total_seconds() > _MINUTE_S]:
             self._hours_until = max([*hours, self._hours_until or hours[0]])
-        made = series_of(spans, start, end, step_s or max(_MINUTE_S, usual_length_s(spans, *whole)), basis)
+        made = series_of(spans, start, end, step_s or max(_MINUTE_S, usual_length_s(read, *whole)), basis)
         return replace(made, estimated=made.known)
 
     def _window(self, near: MeteredSeries) -> EventWindow:
@@ -353,10 +358,9 @@ class _Maker:
             # What was asked for; the report itself ends where the last obligation did.
             end = self._end or max(self._event.received_at, self._start + timedelta(seconds=1))
         elif end == self._now:
-            late_s = (self._meter.delay_s + 3 * self._meter.cadence_s) if self._meter is not None else 3 * _MINUTE_S
             known = near.known.nonzero()[0]
             told = near.at(int(known[-1]) + 1) if known.size else near.start
-            end = min(end, max(told, end - timedelta(seconds=late_s)))
+            end = min(end, max(told, end - timedelta(seconds=self._late_s)))
         if end <= self._start:
             raise NotBegun(f"event {self._event.event_id} has only just begun: nothing is measured of it yet")
         return EventWindow(self._versions[0].received_at, self._start, end)

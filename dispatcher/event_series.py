@@ -16,6 +16,8 @@ from dispatcher.power.meter_values import MEASURED, Span
 from dispatcher.power.presence import Presence
 from dispatcher.verification.series import MIN_COVERAGE, MeteredSeries
 
+#: Why the energy of an interval is known and not how it lies within: its counters ran on while nobody read them.
+BRIDGED = "bridged"
 #: A stretch so many times as long as a slot says of the slot only what it says of its neighbours.
 _LONG = 1.5
 _MINUTE_S, _HOUR_S = 60, 3600
@@ -52,7 +54,8 @@ def series_of(spans: Sequence[Span], start: datetime, end: datetime, step_s: flo
     enough = slot_s >= MIN_COVERAGE * step_s - 1e-6
     watts = np.full(count, np.nan)
     watts[enough] = slot_j[enough] / slot_s[enough]
-    return replace(made, watts=watts, estimated=enough & (slot_long_s > 1e-6))
+    long = enough & (slot_long_s > 1e-6)
+    return replace(made, watts=watts, estimated=long, spread=long)
 
 
 def _phase_s(spans: Iterable[Span], step_s: float) -> float:
@@ -84,7 +87,9 @@ def spans_of_energy(
     how long GPUs were there together; where less than nine tenths of that was measured the interval is left out, and what is
     missing of the rest draws what the others do.
 
-    Rows older than minutes are kept say an hour in the place of its first minute, and are taken for what they are.
+    Rows older than minutes are kept say an hour in the place of its first minute, and are taken for what they are. Minutes that
+    follow each other and of which more than a tenth is known from the counters alone are one interval (BRIDGED): those tell
+    what was drawn in all of it, not when.
     """
     found: list[Span] = []
     for one in sums:
@@ -98,7 +103,13 @@ def spans_of_energy(
         if covered < MIN_COVERAGE:
             continue
         watts = one.energy_wh * 3600.0 / (end - start).total_seconds() / covered * pue
-        found.append(Span(start, end, watts))
+        bridged = one.bridged_s > (1 - MIN_COVERAGE) * one.gpu_seconds + 1e-6
+        last = found[-1] if found else None
+        if bridged and last is not None and last.reason == BRIDGED and last.end == start:
+            parts = ((one.end - one.start).total_seconds() * one.value for one in (last, Span(start, end, watts)))
+            found[-1] = replace(last, end=end, value=sum(parts) / (end - last.start).total_seconds())
+        else:
+            found.append(Span(start, end, watts, reason=BRIDGED if bridged else ""))
     return tuple(found)
 
 
@@ -119,11 +130,12 @@ def joined(parts: Sequence[MeteredSeries]) -> MeteredSeries:
     ordered = sorted(parts, key=lambda one: one.start)
     first = ordered[0]
     count = max(round(first.offset_s(one.end) / first.step_s) for one in ordered)
-    watts, marks = np.full(count, np.nan), np.zeros(count, dtype=np.bool_)
+    watts, marks, spread = np.full(count, np.nan), np.zeros(count, dtype=np.bool_), np.zeros(count, dtype=np.bool_)
     for one in ordered:
         low = round(first.offset_s(one.start) / first.step_s)
         place = slice(low, low + len(one))
         fill = np.isnan(watts[place]) & one.known
         watts[place] = np.where(fill, one.watts, watts[place])
         marks[place] = np.where(fill, one.estimated, marks[place])
-    return replace(first, watts=watts, estimated=marks)
+        spread[place] = np.where(fill, one.spread, spread[place])
+    return replace(first, watts=watts, estimated=marks, spread=spread)

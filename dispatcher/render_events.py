@@ -3,7 +3,8 @@
 from typing import TYPE_CHECKING, Any
 
 from dispatcher.render import Json, cell, clean, facts, number, table, when
-from dispatcher.verification.wording import kw, percent, span
+from dispatcher.verification.wording import percent, span
+from policies.sentences import kw
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -128,7 +129,7 @@ def flexibility_view(answer: Json) -> "RenderableType":
         else:
             parts += [Text(f"{clean(region['region'])}, next 24 h as planned", style="bold"), _ahead(region["ahead"])]
     parts.append(
-        Text("kW at the meter, within what the owners of jobs allow; caps act first, pauses give besides.", style="dim")
+        Text("Power at the meter, within what the owners of jobs allow; caps act first, pauses give besides.", style="dim")
     )
     return Group(*parts)
 

@@ -23,6 +23,7 @@ from dispatcher.verification.baselines import (
 )
 from dispatcher.verification.like_days import EventWindow, Span
 from dispatcher.verification.series import MeteredSeries
+from policies.sentences import kw
 
 #: Jobs that came late whose energy is looked up, the first.
 _LOOKED_UP = 200
@@ -84,7 +85,7 @@ def _told(kept: BeforeEvent) -> list[str]:
     jobs = "1 job is" if kept.jobs == 1 else f"{kept.jobs:,} jobs are"
     said = [f"{jobs} in it, in slots of {kept.slot_s / 60:g} min."]
     if kept.other_w:
-        said.append(f"{kept.other_w / 1000:,.1f} kW that were no job's, as measured then, count throughout.")
+        said.append(f"{kw(kept.other_w)} that were no job's, as measured then, count throughout.")
     return said
 
 

@@ -148,7 +148,7 @@ def make_tasks(world: World) -> tuple[list[Task], dict[str, str]]:
             resumed_s = flex.restart_s if job.attempt > 1 else 0.0
             work_s = max(work_s + resumed_s - (now - job.run_started_at).total_seconds(), min(60.0, work_s))
         named = [view for view in world.regions if not flex.regions or view.name in flex.regions]
-        usable = tuple(v for v in named if (movable and v.name == job.region) or (v.reachable and _fits(job, v)))
+        usable = tuple(v for v in named if (movable and v.name == job.region) or (v.reachable and fits(job, v)))
         if not usable:
             silent = [view.name for view in named if not view.reachable]
             unplaced[job.id] = f"waits: {_why_unfit(job, named, silent)}"
@@ -197,7 +197,7 @@ def _why_unfit(job: JobView, named: list[RegionView], silent: list[str]) -> str:
     return "; ".join(clauses) or "no region is configured"
 
 
-def _fits(job: JobView, view: RegionView) -> bool:
+def fits(job: JobView, view: RegionView) -> bool:
     """Whether the region could ever take the job."""
     gpus_fit = view.gpus is None or job.flex.gpus <= view.gpus + SLACK
     if view.pools:

@@ -56,7 +56,7 @@ class Draws:
 def draw_json(services: Services, region: str, branch: str | None, hours: float) -> dict[str, Any]:
     """See Draws.get. Raises StoreUnavailable."""
     # Numerics are loaded for the first question, not when the control plane starts.
-    from dispatcher.event_series import drawn_by_agents, series_of, usual_length_s
+    from dispatcher.event_series import BRIDGED, drawn_by_agents, series_of, usual_length_s
 
     told: dict[str, Any] = {"region": region, "branch": branch, "start": None, "step_s": None, "watts": []}
     if services.config.replay is not None:
@@ -75,7 +75,8 @@ def draw_json(services: Services, region: str, branch: str | None, hours: float)
         sums = services.energy.sums(start, end, _MINUTE_S, region=region, node_ids=node_ids)
         spans, basis, simulated = drawn_by_agents(sums, nodes, services.config.region(region).pue, branch, end)
         own_s = float(_MINUTE_S)
-    step_s = max(own_s, usual_length_s(spans, start, end), math.ceil((end - start).total_seconds() / MOST_SLOTS))
+    read = [one for one in spans if one.reason != BRIDGED]
+    step_s = max(own_s, usual_length_s(read, start, end), math.ceil((end - start).total_seconds() / MOST_SLOTS))
     made = series_of(spans, start, end, step_s, basis)
     watts = [float(value) if known else None for value, known in zip(made.watts, made.known, strict=True)]
     return told | {

@@ -18,6 +18,7 @@ from dispatcher.config_events import MAX_RECOVERY_S
 from dispatcher.errors import AlreadyExists, BadInput, IllegalMove, NotFound
 from dispatcher.store import GridEvent, GridEventChange, GridStep
 from policies.durations import parse_duration
+from policies.sentences import kw
 
 _EVENT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+-]{0,127}", re.ASCII)
 _OF_A_STEP = ("start", "end", "duration", "limit_w")
@@ -310,7 +311,7 @@ class GridEvents:
 
     async def _write(self, event: GridEvent, message_id: str | None) -> str:
         what = "cancelled" if event.cancelled else "accepted"
-        limit = "" if event.limit_w is None or event.cancelled else f"at most {event.limit_w / 1000:g} kW"
+        limit = "" if event.limit_w is None or event.cancelled else f"at most {kw(event.limit_w, exact=True)}"
         sentence = "; ".join(part for part in (limit, event.reason) if part) or what
         steps = () if event.cancelled else event.steps
         change = GridEventChange(event.source, event.event_id, event.received_at, event.version, what, sentence, steps=steps)

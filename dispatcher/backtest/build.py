@@ -19,6 +19,7 @@ from dispatcher.backtest.signals import Tables, check_covered, covered, extended
 from dispatcher.backtest.signals import read as read_signals
 from dispatcher.errors import BadInput
 from policies.durations import parse_duration
+from policies.sentences import kw
 from policies.world import CapPoint, Pausable, Settings
 from signals.forecasting.model import MAX_DAYS
 
@@ -520,7 +521,7 @@ def _say_rest(
     for region in regions:
         limits = [
             "no GPU limit" if region.gpus is None else f"{region.gpus:g} GPUs",
-            *([] if region.power_limit_w is None else [f"{region.power_limit_w / 1000:g} kW"]),
+            *([] if region.power_limit_w is None else [kw(region.power_limit_w, exact=True)]),
             *([] if region.max_jobs is None else [f"{region.max_jobs} jobs at once"]),
         ]
         said.append(f"{region.name}: {', '.join(limits)}, PUE {region.pue:g}.")

@@ -16,6 +16,7 @@ import numpy as np
 from dispatcher.errors import BadInput, GridshiftError
 from dispatcher.verification.like_days import Calendar, EventWindow, Span, like_days, load_on, slots_in
 from dispatcher.verification.series import MIN_COVERAGE, Floats, MeteredSeries, aware, coverage, mean_w, resampled
+from policies.sentences import kw
 
 SLOT_S = 300.0
 #: Names of the two baselines that are kept when notice of an event comes.
@@ -241,12 +242,12 @@ def _adjusted(
 def _told(change: Adjustment | None, rule: SameDay) -> str:
     if change is None:
         return ""
-    by = f"times {change.used:.3f}" if rule.kind == "multiplicative" else f"plus {change.used / 1000:,.1f} kW"
+    by = f"times {change.used:.3f}" if rule.kind == "multiplicative" else f"plus {kw(change.used)}"
     cap = "no cap" if rule.cap is None else f"cap {rule.cap:.0%}"
     return (
         f"Same-day adjustment, {rule.kind}: {by} ({cap}), from {change.start:%Y-%m-%d %H:%M} to {change.end:%H:%M} UTC, "
-        f"which ends before the notice: metered {change.metered_w / 1000:,.1f} kW, "
-        f"like days {change.baseline_w / 1000:,.1f} kW."
+        f"which ends before the notice: metered {kw(change.metered_w)}, "
+        f"like days {kw(change.baseline_w)}."
     )
 
 
@@ -278,9 +279,7 @@ def meter_before(
     covered, step = over or (window.start, window.end), step_s or metered.step_s
     count = slots_in(covered, step)
     watts = np.full(count, before.value)
-    sentences = [
-        f"The mean of {since:%Y-%m-%d %H:%M:%S} to {known_at:%H:%M:%S} UTC, before the notice: {before.value / 1e3:,.1f} kW."
-    ]
+    sentences = [f"The mean of {since:%Y-%m-%d %H:%M:%S} to {known_at:%H:%M:%S} UTC, before the notice: {kw(before.value)}."]
     if recovered_at is not None:
         recovered = aware("recovered_at", recovered_at)
         if recovered < window.end:
@@ -294,7 +293,7 @@ def meter_before(
         middles = (covered[0] - known_at).total_seconds() + (np.arange(count) + 0.5) * step
         way = np.clip(middles / (recovered - known_at).total_seconds(), 0.0, 1.0)
         watts = before.value + way * (after.value - before.value)
-        sentences.append(f"From there in a straight line to {after.value / 1e3:,.1f} kW at {recovered:%H:%M:%S} UTC.")
+        sentences.append(f"From there in a straight line to {kw(after.value)} at {recovered:%H:%M:%S} UTC.")
     flags = (
         () if (window.end - window.start) <= timedelta(minutes=30) else ("meter-before is meant for events of up to 30 min",)
     )
@@ -311,7 +310,7 @@ def firm_service_level(level_w: float) -> Baseline:
     """
     if not (np.isfinite(level_w) and level_w >= 0):
         raise BadInput([("level_w", level_w, "must be at least 0 W")])
-    told = f"The site's draw is compared with {level_w / 1000:,.1f} kW; no baseline is needed, and none measures a delivery."
+    told = f"The site's draw is compared with {kw(level_w, exact=True)}; no baseline is needed, and none measures a delivery."
     return Baseline("firm service level", "California BIP", None, (told,), service_level_w=level_w)
 
 

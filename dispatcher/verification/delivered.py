@@ -37,7 +37,9 @@ class Delivered:
     ``unmeasured_kwh``: what was committed while nothing was measured. ``mean_cut``: the delivery as a share of the baseline
     of the same moments. ``negative_kwh`` (0 or more): energy drawn above the baseline, already taken off ``energy_kwh``.
     ``least_kwh``: the energy if all that was not measured had been drawn at the worst case; None without one. Commitments
-    default to the baseline less the limit, and then ``committed_by_limit`` is set.
+    default to the baseline less the limit, and then ``committed_by_limit`` is set. The verdict rests on the slots that lie
+    wholly within what was owed, ``judged_s`` of it: ``judged_kwh`` is the delivery in those whose power is known, its coverage
+    their share, and ``judged_owed_kwh`` what was committed in them.
     """
 
     series: MeteredSeries
@@ -51,6 +53,9 @@ class Delivered:
     shortfall_kwh: float | None
     unmeasured_kwh: float | None
     least_kwh: float | None
+    judged_kwh: Figure
+    judged_owed_kwh: float | None
+    judged_s: float
 
 
 def delivered_series(metered: MeteredSeries, baseline: MeteredSeries) -> MeteredSeries:
@@ -84,6 +89,10 @@ def delivered(
         None if energy.value is None else energy.value * J_PER_KWH / (total_s * energy.coverage), energy.coverage
     )  # over what is known
     committed, short, unmeasured = _against(series, baseline, owed, interval_s or max(MINUTE_S, series.step_s))
+    sharp = series.sharp()
+    whole = [_whole(sharp, one) for one in owed]
+    judged = summed([energy_kwh(sharp, one.start, one.end) for one in whole], [one.seconds for one in whole])
+    asked, _, unknown = _against(sharp, baseline, whole, series.step_s)
     cut = None
     if energy.value is not None and expected.value:
         cut = energy.value / expected.value
@@ -103,7 +112,16 @@ def delivered(
         short,
         unmeasured,
         least,
+        judged,
+        None if asked is None or unknown is None else asked - unknown,
+        sum(one.seconds for one in whole),
     )
+
+
+def _whole(series: MeteredSeries, one: Held) -> Held:
+    """An obligation over the slots that lie wholly within it: none, and it has no length."""
+    start, end = series.whole_slots(one.start, one.end)
+    return replace(one, start=start, hold_at=min(max(start, one.hold_at), end), end=end)
 
 
 def _most(metered: MeteredSeries) -> float:

@@ -16,7 +16,8 @@ from dispatcher.verification.baselines import STORED_PLAN
 from dispatcher.verification.event import EventReport
 from dispatcher.verification.export import Shown, shown
 from dispatcher.verification.series import Floats, MeteredSeries
-from dispatcher.verification.wording import kw, percent
+from dispatcher.verification.wording import percent
+from policies.sentences import kw
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -19,6 +19,7 @@ class EventFacts:
     ``open_end``: the event has not ended, and the window's end is only where measuring stopped; ``runs_until``: likewise, and
     this is when it will end. ``asked_until``: its first
     end, where it was cancelled or shortened on the way; the report sets it, and measures up to where something was owed.
+    ``told_at``: as of when this is told (None: when all is in); a reading may come ``late_s`` after the end of its time.
     """
 
     event_id: str
@@ -31,6 +32,8 @@ class EventFacts:
     runs_until: datetime | None = None
     opted_out: str = ""
     asked_until: datetime | None = None
+    told_at: datetime | None = None
+    late_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,8 @@ class Beside:
 class EventReport:
     """Everything that is said of one event. ``verdict``: ``met``, ``missed``, ``not proven`` (nothing measured was wrong,
     but not all was measured), ``opted out``, ``nothing owed`` or ``unknown``; ``headline`` says it in a sentence.
-    ``delivered``, ``aftermath`` and the nets are None where there is no baseline.
+    ``delivered``, ``aftermath`` and the nets are None where there is no baseline. ``coverage`` is the share of the event in
+    which power was measured; for ``spread_s`` of the rest the energy of a longer stretch is known, and no power.
     """
 
     facts: EventFacts
@@ -94,6 +98,7 @@ class EventReport:
     jobs: tuple[TierCost, ...] = ()
     settlement: Settlement | None = None
     caveats: tuple[str, ...] = ()
+    spread_s: float = 0.0
 
     def by(self, method: str) -> MeteredSeries | None:
         """The expected draw by one method, whether it counts or stands beside; None where it is not among them."""

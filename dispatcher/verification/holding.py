@@ -1,6 +1,7 @@
 """How well a limit was held: by windows, by energy and by time, from a metered series and obligations.
 
-A window that was not measured is not within the limit. It knows neither money nor what happened after the event.
+A window that was not measured is not within the limit. Only slots that lie wholly within a hold are judged: the mean of one
+that reaches beyond would judge load from outside it. It knows neither money nor what happened after the event.
 """
 
 from collections.abc import Sequence
@@ -15,6 +16,8 @@ from dispatcher.verification.series import J_PER_KWH, MIN_COVERAGE, MeteredSerie
 
 #: The windows over which limits are judged (s): from fast response to settlement.
 WINDOWS_S = (0.5, 30.0, 60.0, 300.0)
+#: Why nothing can be told of a hold that is too short for the meter.
+NO_WHOLE_SLOT = "no reading lies wholly within the time that the limit was to be held"
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,8 @@ class Compliance:
     """How many windows of one length had a mean within the limit. A window that was not measured is not within.
 
     ``reason`` says why there is no figure (the meter is too coarse, nothing was to be held); then all counts are 0.
+    ``unjudged_s``: seconds of the holds in slots that reach beyond them, which no window counts; ``unjudged_holds``: holds of
+    which those are more than a half.
     """
 
     window_s: float
@@ -30,6 +35,8 @@ class Compliance:
     within: int = 0
     worst_excess_w: float | None = None
     reason: str | None = None
+    unjudged_s: float = 0.0
+    unjudged_holds: int = 0
 
     @property
     def share(self) -> float | None:
@@ -49,24 +56,31 @@ def compliance(
     if metered.step_s > window_s + 1e-9:
         return Compliance(window_s, reason=f"the meter's slots of {metered.step_s:g} s are too coarse to tell")
     excess = [np.zeros(0)]
+    unjudged_s, unjudged = 0.0, 0
     for one in owed:
         over = _excess(metered, baseline, one)
         if over is None:
             return Compliance(window_s, reason="there is no limit, and no baseline to tell one by")
-        excess.append(windows(over, one.hold_at, one.end, window_s, min_coverage)[0])
+        start, end = over.whole_slots(one.hold_at, one.end)
+        excess.append(windows(over, start, end, window_s, min_coverage)[0])
+        judged_s = (end - start).total_seconds()
+        left_s = (one.end - one.hold_at).total_seconds() - judged_s
+        unjudged_s, unjudged = unjudged_s + left_s, unjudged + (left_s > judged_s)
     every = np.concatenate(excess)
     if not every.size:
-        return Compliance(window_s, reason="no time was left after the ramps to judge")
+        why = NO_WHOLE_SLOT if unjudged_s > 0 else "no time was left after the ramps to judge"
+        return Compliance(window_s, reason=why, unjudged_s=unjudged_s, unjudged_holds=unjudged)
     known = every[~np.isnan(every)]
     worst = float(max(0.0, known.max())) if known.size else None
     slack = tolerance_w + 1e-6
-    return Compliance(window_s, int(every.size), int(known.size), int((known <= slack).sum()), worst)
+    within = int((known <= slack).sum())
+    return Compliance(window_s, int(every.size), int(known.size), within, worst, None, unjudged_s, unjudged)
 
 
 def _excess(metered: MeteredSeries, baseline: MeteredSeries | None, one: Held) -> MeteredSeries | None:
-    """The meter less the target (W)."""
+    """The meter less the target (W), where the power is known and not only the energy of a longer stretch."""
     most = target(one, metered, baseline)
-    return None if most is None else difference(metered, most)
+    return None if most is None else difference(metered, most).sharp()
 
 
 @dataclass(frozen=True)
@@ -77,7 +91,7 @@ class Tracking:
     the slot from which all measured ones were. ``resolution_s`` is the meter's slot: times are no finer than it. ``nrmse``
     is relative to
     ``reference_w``. ``weakest_cut``: the smallest cut in any minute (or slot, if longer) of the hold, as a share of the
-    baseline.
+    baseline. ``coverage``: the share of the holds that all of it rests on: slots that lie wholly within them and are known.
     """
 
     first_s: float | None
@@ -100,14 +114,15 @@ def tracking(
     """Over the holds: nRMSE = sqrt(mean((L - target)^2)) / reference; over-cap energy = sum of max(0, L - target) dt;
     over-shed the same the other way; the worst of each. The reference is given, or the mean baseline over the holds.
     """
-    gaps, lengths = [np.zeros(0)], [np.zeros(0)]
+    gaps, lengths, held_s = [np.zeros(0)], [np.zeros(0)], 0.0
     for one in owed:
         over = _excess(metered, baseline, one)
         if over is None:
             continue
-        means, spans = windows(over, one.hold_at, one.end, metered.step_s)
+        means, spans = windows(over, *over.whole_slots(one.hold_at, one.end), metered.step_s)
         gaps.append(means)
         lengths.append(spans)
+        held_s += (one.end - one.hold_at).total_seconds()
     gap, length = np.concatenate(gaps), np.concatenate(lengths)
     known = ~np.isnan(gap)
     first, steady = time_to_target(metered, baseline, owed)
@@ -130,7 +145,7 @@ def tracking(
         reference,
         cut,
         weakest,
-        float(seconds.sum() / length.sum()),
+        float(seconds.sum() / held_s),
     )
 
 
@@ -147,10 +162,11 @@ def _cuts(metered: MeteredSeries, baseline: MeteredSeries | None, owed: Sequence
     if baseline is None:
         return None, None
     step_s = max(MINUTE_S, metered.step_s)
-    series = delivered_series(metered, baseline)
-    got = [windows(series, one.hold_at, one.end, step_s)[0] for one in owed]
-    expected = [windows(baseline, one.hold_at, one.end, step_s)[0] for one in owed]
-    lengths = [windows(baseline, one.hold_at, one.end, step_s)[1] for one in owed]
+    series = delivered_series(metered, baseline).sharp()
+    spans = [series.whole_slots(one.hold_at, one.end) for one in owed]
+    got = [windows(series, *one, step_s)[0] for one in spans]
+    expected = [windows(baseline, *one, step_s)[0] for one in spans]
+    lengths = [windows(baseline, *one, step_s)[1] for one in spans]
     if not got:
         return None, None
     r, b, s = np.concatenate(got), np.concatenate(expected), np.concatenate(lengths)
@@ -172,14 +188,16 @@ def time_to_target(
     over = _excess(metered, baseline, one)
     if over is None:
         return None, None
-    gap, _ = windows(over, one.start, one.end, metered.step_s)
+    start, end = over.whole_slots(one.start, one.end)
+    lead_s = (start - one.start).total_seconds()
+    gap, _ = windows(over, start, end, metered.step_s)
     within = gap <= 1e-6
     if not within.any():
         return None, None
     bad = np.flatnonzero(~np.isnan(gap) & ~within)
     after = np.flatnonzero(within & (np.arange(gap.size) > (bad[-1] if bad.size else -1)))
-    steady = float(after[0] * metered.step_s) if after.size else None
-    return float(np.argmax(within) * metered.step_s), steady
+    steady = float(lead_s + after[0] * metered.step_s) if after.size else None
+    return float(lead_s + np.argmax(within) * metered.step_s), steady
 
 
 @dataclass(frozen=True)
@@ -195,7 +213,8 @@ def worst_rise(metered: MeteredSeries, start: datetime, end: datetime) -> Rise |
     neighbours."""
     if metered.step_s > MINUTE_S:
         return None
-    means, _ = windows(metered, start, end, MINUTE_S)
+    start, end = metered.whole_slots(start, end)
+    means, _ = windows(metered.sharp(), start, end, MINUTE_S)
     rises = np.diff(means)
     if not rises.size or np.isnan(rises).all():
         return None

@@ -66,7 +66,8 @@ def event_report(
             net_shed_kwh(metered, base, window.known_at, window.end + AFTER),
             net_shed_kwh(metered, base, _midnight(calendar, days[0]), _midnight(calendar, days[-1] + timedelta(days=1))),
         )
-    share = coverage(metered, window.start, window.end)
+    share = coverage(metered.sharp(), window.start, window.end)
+    energy_share = coverage(metered, window.start, window.end)
     guesses = replace(metered, watts=np.where(metered.known, metered.estimated.astype(np.float64), np.nan))
     estimated = mean_w(guesses, window.start, window.end).value or 0.0
     report = EventReport(
@@ -86,6 +87,7 @@ def event_report(
         net_event_kwh=nets[0],
         net_day_kwh=nets[1],
         coverage=share,
+        spread_s=(energy_share - share) * (window.end - window.start).total_seconds() if energy_share - share > 1e-6 else 0.0,
         estimated=estimated,
         tolerance_w=tolerance_w,
         interval_s=interval,

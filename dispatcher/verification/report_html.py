@@ -16,7 +16,8 @@ from dispatcher.verification.drawings import Drawing
 from dispatcher.verification.event import EventReport
 from dispatcher.verification.export import to_csv
 from dispatcher.verification.holding import Compliance
-from dispatcher.verification.wording import decisive, kw, percent, span
+from dispatcher.verification.wording import decisive, percent, span
+from policies.sentences import kw
 
 #: A page of this size still opens at once; a longer series is left in its own file.
 _EMBED_BYTES = 2_000_000
@@ -205,7 +206,7 @@ def _table(
 def _holding(report: EventReport) -> str:
     kept = report.tracking
     rows = [_window_row(one) for one in report.compliance]
-    slack = f" plus {kw(report.tolerance_w, 2)}" if report.tolerance_w else ""
+    slack = f" plus {kw(report.tolerance_w)}" if report.tolerance_w else ""
     foot = f"A window is within if its mean is at most the limit{slack}; an unmeasured one is not."
     reasons = dict.fromkeys(one.reason for one in report.compliance if one.reason)
     for reason in reasons:
@@ -243,7 +244,7 @@ def _window_row(one: Compliance) -> tuple[str, ...]:
     if one.reason is not None:
         return (span(one.window_s), "-", "-", "-", "-", "unknown")
     counts = (f"{one.within:,}", f"{one.windows:,}", f"{one.measured:,}", percent(one.share, 2))
-    return (span(one.window_s), *counts, kw(one.worst_excess_w, 2))
+    return (span(one.window_s), *counts, kw(one.worst_excess_w))
 
 
 def _owed(report: EventReport) -> str:

@@ -51,8 +51,9 @@ class MeteredSeries:
     """Mean power (W, draw positive) of the slots ``[start + k * step_s, start + (k + 1) * step_s)``; NaN where unknown.
 
     ``estimated`` marks values that no meter of the site gave (GPUs times PUE, a reading carried over); ``basis`` says what the
-    rest is, such as "site meter" or "GPUs times PUE". Raises BadInput for a naive start, a step that is not above 0 or
-    values that are infinite.
+    rest is, such as "site meter" or "GPUs times PUE". ``spread`` marks the slots of stretches that are longer than a slot: the
+    energy of the stretch is known, not how it lies in its slots, so their means are no measure of power. Raises BadInput for a
+    naive start, a step that is not above 0 or values that are infinite.
     """
 
     start: datetime
@@ -60,22 +61,25 @@ class MeteredSeries:
     watts: Floats
     estimated: Flags = field(default_factory=_none)
     basis: str = "site meter"
+    spread: Flags = field(default_factory=_none)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "start", aware("start", self.start))
         watts = np.array(self.watts, dtype=np.float64)
-        flags = np.array(self.estimated, dtype=np.bool_)
         if not (np.isfinite(self.step_s) and self.step_s > 0):
             raise BadInput([("step_s", self.step_s, "must be above 0 seconds")])
         if watts.ndim != 1 or np.isinf(watts).any():
             raise BadInput([("watts", watts.shape, "must be one row of finite numbers, NaN where nothing is known")])
-        if flags.shape != watts.shape:
-            if flags.size:
-                raise BadInput([("estimated", flags.size, f"must have one mark for each of the {watts.size} values")])
-            flags = np.zeros(watts.shape, dtype=np.bool_)
-        watts.flags.writeable = flags.flags.writeable = False
+        watts.flags.writeable = False
         object.__setattr__(self, "watts", watts)
-        object.__setattr__(self, "estimated", flags)
+        for name in ("estimated", "spread"):
+            flags = np.array(getattr(self, name), dtype=np.bool_)
+            if flags.shape != watts.shape:
+                if flags.size:
+                    raise BadInput([(name, flags.size, f"must have one mark for each of the {watts.size} values")])
+                flags = np.zeros(watts.shape, dtype=np.bool_)
+            flags.flags.writeable = False
+            object.__setattr__(self, name, flags)
 
     def __len__(self) -> int:
         return int(self.watts.size)
@@ -100,8 +104,25 @@ class MeteredSeries:
         return (at - self.start).total_seconds()
 
     def quality(self, k: int) -> str:
-        """What slot ``k`` is: ``measured``, ``estimated`` or ``missing``."""
-        return "missing" if np.isnan(self.watts[k]) else "estimated" if self.estimated[k] else "measured"
+        """What slot ``k`` is: ``measured``, ``estimated``, ``spread`` or ``missing``."""
+        if np.isnan(self.watts[k]):
+            return "missing"
+        return "spread" if self.spread[k] else "estimated" if self.estimated[k] else "measured"
+
+    def sharp(self) -> "MeteredSeries":
+        """The same with unknown power where only the energy of a longer stretch is known."""
+        if not self.spread.any():
+            return self
+        return replace(self, watts=np.where(self.spread, np.nan, self.watts), spread=_none())
+
+    def whole_slots(self, start: datetime, end: datetime) -> tuple[datetime, datetime]:
+        """From where to where slots lie wholly within ``[start, end)``; twice the same where none does. The mean of a slot that
+        reaches beyond says nothing of its part within."""
+        first = int(np.ceil(self.offset_s(start) / self.step_s - _EPS))
+        last = int(np.floor(self.offset_s(end) / self.step_s + _EPS))
+        # Rounding must not put an edge beyond what was asked for.
+        begin = max(start, self.at(first))
+        return begin, max(begin, min(end, self.at(last)))
 
     def without(self, spans: Sequence[tuple[datetime, datetime]]) -> "MeteredSeries":
         """The same with every slot unknown that touches one of ``spans``."""
@@ -131,7 +152,8 @@ def resampled(
 ) -> MeteredSeries:
     """``count`` slots of ``step_s`` from ``start``: time-weighted means of what is known.
 
-    A slot of which less than ``min_coverage`` is known is unknown; one with any estimated part is estimated. Within a slot
+    A slot of which less than ``min_coverage`` is known is unknown; one with any estimated part is estimated, and so with
+    ``spread``. Within a slot
     of the original the power is taken as constant, so a finer step shows no more than was measured.
     """
     start = aware("start", start)
@@ -144,10 +166,12 @@ def resampled(
     enough &= known_s > 0
     watts = np.full(count, np.nan)
     watts[enough] = joules[enough] / known_s[enough]
-    if not series.estimated.any():
-        return replace(made, watts=watts)
-    guessed, _ = _sums(series, edges, np.where(series.known, series.estimated.astype(np.float64), np.nan))
-    return replace(made, watts=watts, estimated=(guessed > _EPS) & enough)
+    marks: dict[str, Flags] = {}
+    for name in ("estimated", "spread"):
+        if (flags := getattr(series, name)).any():
+            marked_s, _ = _sums(series, edges, np.where(series.known, flags.astype(np.float64), np.nan))
+            marks[name] = (marked_s > _EPS) & enough
+    return replace(made, watts=watts, estimated=marks.get("estimated", _none()), spread=marks.get("spread", _none()))
 
 
 def windows(
@@ -200,6 +224,7 @@ def difference(left: MeteredSeries, right: MeteredSeries) -> MeteredSeries:
         right,
         watts=other.watts - right.watts,
         estimated=other.estimated | right.estimated,
+        spread=other.spread | right.spread,
         basis=f"{left.basis}, {right.basis}",
     )
 

@@ -1,7 +1,10 @@
 """What a report says in words: the verdict, the sentence at its head, and what to know before relying on it."""
 
+from datetime import UTC, datetime, timedelta
+
 from dispatcher.verification.event import EventReport
-from dispatcher.verification.holding import Compliance
+from dispatcher.verification.holding import NO_WHOLE_SLOT, Compliance
+from policies.sentences import kw
 
 #: Said: a recovery steeper than this share of the reference in a minute, and a load afterwards so far above its baseline.
 RISE_BAR, SNAPBACK_BAR = 0.05, 0.02
@@ -24,6 +27,8 @@ def verdict_of(report: EventReport) -> str:
     promised = any(one.committed_w is not None for one in report.owed)
     if (limited and held is None) or (not limited and (made is None or made.performance is None)):
         return "unknown"
+    if not limited and made is not None and made.judged_kwh.value is None:
+        return "unknown"
     kept = True
     if limited and held is not None:
         if held.measured == 0:
@@ -31,19 +36,15 @@ def verdict_of(report: EventReport) -> str:
         needed = report.required_share * held.windows - 1e-9
         if held.within + held.windows - held.measured < needed:
             return "missed"
-        kept = held.within >= needed
-    if promised and made is not None and made.energy_kwh.value is not None and made.performance is not None:
-        # What was measured is held against what was committed in the time that was measured.
-        owed_kwh = (made.committed_kwh or 0.0) - (made.unmeasured_kwh or 0.0)
-        if made.energy_kwh.value < owed_kwh * (1 - 1e-9):
+        kept = held.within >= needed and not held.unjudged_holds
+    if promised and made is not None and made.judged_kwh.value is not None and made.performance is not None:
+        # What was measured is held against what was committed in the time that was measured; load from outside that time, which
+        # is in slots that reach beyond it, is no matter of the event.
+        if made.judged_kwh.value < (made.judged_owed_kwh or 0.0) * (1 - 1e-9):
             return "missed"
-        kept = kept and made.energy_kwh.complete
+        half_s = sum(one.seconds for one in report.owed) / 2
+        kept = kept and made.judged_kwh.complete and made.judged_s >= half_s - 1e-6
     return "met" if kept else "not proven"
-
-
-def kw(watts: float | None, digits: int = 1) -> str:
-    """A power in kW, or "unknown"."""
-    return "unknown" if watts is None else f"{watts / 1000:,.{digits}f} kW"
 
 
 def percent(share: float | None, digits: int = 1) -> str:
@@ -63,15 +64,60 @@ def span(seconds: float) -> str:
     return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
 
 
+def awaited_until(report: EventReport) -> datetime | None:
+    """Until when readings of the event's time that have not come yet may still come, rounded up to the minute; None where all
+    are there, or will not come any more."""
+    facts, metered = report.facts, report.metered
+    if facts.told_at is None:
+        return None
+    first = int(metered.offset_s(facts.window.start) // metered.step_s)
+    last = int(-(-metered.offset_s(facts.window.end) // metered.step_s))
+    late = timedelta(seconds=facts.late_s)
+    known = metered.known
+    for k in range(last - 1, first - 1, -1):
+        if 0 <= k < len(metered) and known[k]:
+            continue
+        until = metered.at(k + 1) + late
+        if until <= facts.told_at:
+            return None  # what is missing from further back has had its time
+        return until.replace(second=0, microsecond=0) + timedelta(minutes=1 if until.second or until.microsecond else 0)
+    return None
+
+
+def _awaited(report: EventReport) -> str:
+    """That readings are still to come; empty where none is."""
+    until = awaited_until(report)
+    if until is None:
+        return ""
+    return f"Not all readings of the event's time have come yet: ask again later (from {until.astimezone(UTC):%H:%M} UTC)"
+
+
 def headline_of(report: EventReport) -> str:
-    """What happened, in one or two sentences."""
+    """What happened, in one or two sentences, and whether it is too early to say."""
+    told = _headline(report)
+    still = _awaited(report) if report.verdict in ("not proven", "unknown") else ""
+    return f"{told} {still}." if still else told
+
+
+def _cannot_tell(report: EventReport) -> str:
+    """Why there is no verdict."""
+    if any(one.limit_w is not None for one in report.owed):
+        start = "Whether the limit was held cannot be told"
+        if decisive(report) is None and any(one.reason == NO_WHOLE_SLOT for one in report.compliance):
+            return f"{start}: {NO_WHOLE_SLOT}."
+        if report.spread_s > 0:
+            return f"{start}: only the energy of the event's time is known, not how much was drawn when."
+    return "What was delivered is not known: too little was measured, or there is nothing to measure it by."
+
+
+def _headline(report: EventReport) -> str:
     held, made = decisive(report), report.delivered
     if report.verdict == "opted out":
         return f"The site opted out: {report.facts.opted_out.rstrip('.')}."
     if report.verdict == "nothing owed":
         return "The event was over or cancelled before anything was owed."
     if report.verdict == "unknown":
-        return "What was delivered is not known: too little was measured, or there is nothing to measure it by."
+        return _cannot_tell(report)
     parts: list[str] = []
     goes_on = report.facts.open_end or report.facts.runs_until is not None
     if made is not None and made.mean_w.value is not None:
@@ -85,13 +131,17 @@ def headline_of(report: EventReport) -> str:
         parts.append(told)
     if held is not None and any(one.limit_w is not None for one in report.owed):
         size = "minute" if held.window_s == 60 else f"window of {span(held.window_s)}"
+        if held.unjudged_s > 1e-6:
+            size += " that lies wholly within its time"
         if held.within == held.windows:
-            parts.append(f"It stayed within the limit in every {size}")
+            told = ", which are too few to tell by" if held.unjudged_holds else ""
+            parts.append(f"It stayed within the limit in every {size}{told}")
         elif held.within == held.measured:
             told = f"It stayed within the limit in every {size} that was measured"
             parts.append(f"{told}, {percent(held.measured / held.windows)} of all")
         else:
-            told = f"It stayed within the limit in {held.within:,} of {held.windows:,} {size}s"
+            sizes = "minutes" if held.window_s == 60 else f"windows of {span(held.window_s)}"
+            told = f"It stayed within the limit in {held.within:,} of {held.windows:,} {sizes}"
             parts.append(f"{told}, and was over it by up to {kw(held.worst_excess_w)}")
     return ("So far: " if goes_on else "") + ". ".join(parts) + "."
 
@@ -99,6 +149,8 @@ def headline_of(report: EventReport) -> str:
 def caveats_of(report: EventReport) -> tuple[str, ...]:
     """What somebody must know before relying on the figures."""
     said: list[str] = []
+    if report.verdict not in ("not proven", "unknown") and (told := _awaited(report)):
+        said.append(f"{told}.")
     if report.facts.test:
         said.append("This was a test event.")
     if report.facts.open_end:
@@ -113,6 +165,13 @@ def caveats_of(report: EventReport) -> tuple[str, ...]:
         said.append(
             f"The meter covers {percent(report.coverage)} of the event. What is missing is counted neither as delivered nor as "
             "within the limit."
+        )
+    if report.spread_s > 0:
+        share = percent(report.spread_s / (report.facts.window.end - report.facts.window.start).total_seconds())
+        said.append(
+            f"For {span(report.spread_s)} of the event ({share}) only the energy of a longer stretch is known, not how much "
+            "was drawn when: a counter ran on while nobody read it, or one reading stands for all of it. It counts as energy, "
+            "and says nothing of the limit."
         )
     if report.estimated > 0:
         said.append(f"{percent(report.estimated)} of what is known is estimated, not metered.")
@@ -138,12 +197,16 @@ def caveats_of(report: EventReport) -> tuple[str, ...]:
         said.append(f"The net over the day rests on {percent(report.net_day_kwh.coverage)} of it.")
     if report.settlement is not None:
         said += [f"Outside the programme's terms: {one}." for one in report.settlement.breaches]
-    if _off_grid(report):
-        said.append("Some obligations begin or end within a slot of the meter: there its mean stands for each part.")
+    if (left_s := _unjudged_s(report)) > 1e-6:
+        said.append(
+            f"For {span(left_s)} of what was owed the meter's slots of {span(report.metered.step_s)} reach beyond it: whether "
+            "the limit was held is not judged there, and in energies their mean stands for each part."
+        )
     return tuple(said)
 
 
-def _off_grid(report: EventReport) -> bool:
-    metered = report.metered
-    edges = [edge for one in report.owed for edge in (one.start, one.hold_at, one.end)]
-    return any(abs(part - round(part)) > 1e-6 for part in (metered.offset_s(edge) / metered.step_s for edge in edges))
+def _unjudged_s(report: EventReport) -> float:
+    """Seconds of the holds that lie in slots of the meter which reach beyond them."""
+    whole = [report.metered.whole_slots(one.hold_at, one.end) for one in report.owed]
+    held_s = sum((one.end - one.hold_at).total_seconds() for one in report.owed)
+    return held_s - sum((end - start).total_seconds() for start, end in whole)

@@ -144,7 +144,7 @@ def test_delivery_and_money_are_those_of_the_meter_and_the_terms(site: Site, tmp
     assert report["facts"]["reason"] == "hot evening" and report["facts"]["window"]["notice_at"] == "2026-06-23T15:00:00Z"
 
     table = site.command("events", "report", "e1")
-    assert table.exit_code == 0 and "met" in table.output and "40.0 kW mean, 80.000 kWh" in table.output
+    assert table.exit_code == 0 and "met" in table.output and "40 kW mean, 80.000 kWh" in table.output
     written = site.command("events", "report", "e1", "--csv", str(tmp_path / "e1.csv"), "--html", str(tmp_path / "e1.html"))
     assert written.exit_code == 0, written.output
     rows = list(csv.DictReader(io.StringIO((tmp_path / "e1.csv").read_text())))
@@ -336,6 +336,77 @@ def test_agents_stand_in_for_a_meter_and_what_they_did_not_measure_is_unknown(tm
         assert report["verdict"] == "not proven"
 
 
+@contextmanager
+def metered_by_agents(tmp_path: Path) -> Iterator[Site]:
+    """A site without a meter of its own, at 15 h; its one GPU is known since 3 h."""
+    region = {name: value for name, value in REGION.items() if name != "meter"}
+    with site_of(tmp_path, region) as site:
+        book, gpu = site.server.services.energy, {"uuid": "GPU-1", "index": 0, "name": "H100"}
+        book.note_nodes([KnownNode("n1", "host-1", "north", None, False, (gpu,), at(3))])
+        site.clock.move_to(at(15))
+        yield site
+
+
+def half_a_minute_off(site: Site, low_w: float, bridged: range = range(0)) -> None:
+    """An event from 16:00:30 to 16:10:30 of which the GPU's rows are whole minutes, with 600 W before and after it."""
+    start, end = at(16) + timedelta(seconds=30), at(16) + timedelta(minutes=10, seconds=30)
+    made = site.command(
+        *("events", "create", "--region", "north", "--id", "e1", "--limit-w", "700"),
+        *("--start", start.isoformat(), "--end", end.isoformat()),
+    )
+    assert made.exit_code == 0, made.output
+    mean_w = (600.0 + low_w) / 2
+    parts = [(-120, 0, 600.0), (0, 1, mean_w), (1, 10, low_w), (10, 11, mean_w), (11, 60, 600.0)]
+    rows = [row for a, b, watts in parts for row in rows_of(at(16 + a / 60), at(16 + b / 60), watts)]
+    for k in bridged:
+        rows[120 + k]["bridged_s"] = 60.0
+    site.clock.move_to(at(17))
+    site.server.services.energy.take(rows, at(17)).result()
+    site.server.services.energy.note_nodes(
+        [replace(one, last_seen_at=at(17)) for one in site.server.services.energy.known_nodes()]
+    )
+
+
+@pytest.mark.parametrize(
+    ("low_w", "verdict", "said"),
+    [(400.0, "met", "in every minute that lies wholly within its time"), (500.0, "missed", "over it by up to 50 W")],
+)
+def test_without_a_meter_minutes_half_outside_the_event_are_not_judged(
+    tmp_path: Path, low_w: float, verdict: str, said: str
+) -> None:
+    with metered_by_agents(tmp_path) as site:
+        half_a_minute_off(site, low_w)
+        report = site.report()
+        assert (report["verdict"], report["coverage"]) == (verdict, 1.0)
+        assert said in report["headline"]
+        shown = site.command("events", "report", "e1").output
+        assert " W mean" in shown and "0.0 kW" not in shown and "0.1 kW" not in shown
+
+
+def test_minutes_without_agents_are_energy_and_do_not_count_as_measured(tmp_path: Path) -> None:
+    with metered_by_agents(tmp_path) as site:
+        half_a_minute_off(site, 400.0, range(3, 8))
+        report = site.report()
+        assert report["verdict"] == "not proven" and report["coverage"] == pytest.approx(0.5)
+        assert report["metered"]["step_s"] == 60.0 and report["delivered"]["energy_kwh"]["coverage"] == 1.0
+        assert any("For 5 min of the event (50 %) only the energy" in line for line in report["caveats"])
+
+
+def test_just_after_an_event_the_report_says_when_to_ask_again(tmp_path: Path) -> None:
+    with metered_by_agents(tmp_path) as site:
+        assert site.create("--end", at(17).isoformat(), "--limit-w", "700").exit_code == 0
+        book = site.server.services.energy
+        site.clock.move_to(at(17) + timedelta(seconds=20))
+        book.take(rows_of(at(15), at(16), 600.0), at(17)).result()
+        book.take(rows_of(at(16), at(17) - timedelta(minutes=1), 400.0), at(17)).result()
+        early = site.report()
+        assert early["verdict"] == "not proven" and early["headline"].endswith("ask again later (from 17:03 UTC).")
+        site.clock.move_to(at(17) + timedelta(minutes=3))
+        book.take(rows_of(at(17) - timedelta(minutes=1), at(17), 400.0), at(17.1)).result()
+        book.note_nodes([replace(one, last_seen_at=at(17.05)) for one in book.known_nodes()])
+        assert site.report()["verdict"] == "met"
+
+
 def test_long_after_only_hours_are_left_and_they_say_nothing_of_minutes(tmp_path: Path) -> None:
     region = {name: value for name, value in REGION.items() if name != "meter"}
     with site_of(tmp_path, region) as site:
@@ -423,7 +494,13 @@ def test_flexibility_over_http_and_on_the_command_line(plain: Site) -> None:
     assert (rack["branch"], rack["draw_w"]) == ("rack-1", None) and "no meter" in rack["reason"]
     assert len(north["ahead"]) == 96 and north["ahead_of_branches"] is None and north["ahead_of_branches_missing"]
     shown = plain.command("events", "flexibility", "--region", "north")
-    assert shown.exit_code == 0 and "north, now: draws 100.0 kW (measured)" in shown.output
+    assert shown.exit_code == 0 and "north, now: draws 100 kW (measured)" in shown.output
     assert json.loads(plain.command("events", "flexibility", "--json").stdout) == answer
+    plain.minutes(at(15), at(15.5), lambda when: 640.0)
+    shown = plain.command("events", "flexibility", "--region", "north")
+    assert "north, now: draws 640 W (measured)" in shown.output and "0.0 kW" not in shown.output
+    assert plain.create("--end", at(18).isoformat(), "--limit-w", "450").exit_code == 0
+    for command in (("events", "list"), ("events", "show", "e1")):
+        assert "450 W" in plain.command(*command).output
     refused = plain.server.call("GET", "/v1/flexibility", params={"region": "mars"})
     assert refused.status_code == 422 and refused.json()["error"]["problems"][0]["remedy"] == "must be one of north"

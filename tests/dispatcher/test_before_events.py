@@ -173,8 +173,12 @@ def test_without_shifting_each_job_runs_from_its_arrival() -> None:
 @pytest.mark.parametrize(
     ("here", "more", "said"),
     [
-        ({"gpus": 1.0}, {}, "would need 2 GPUs at once, and there are 1; which of them would have waited is not known"),
-        ({"power_limit_w": 1500.0}, {}, r"would draw 2\.0 kW at once, and the site may draw 1\.5 kW"),
+        (
+            {"gpus": 1.0},
+            {"regions": ("eu",)},
+            "would need 2 GPUs at once, and there are 1; which of them would have waited is not known",
+        ),
+        ({"power_limit_w": 1500.0}, {"regions": ("eu",)}, r"would draw 2,000 W at once, and the site may draw 1,500 W"),
         ({}, {"regions": ("eu", "us")}, "where 2 jobs would have run at once is not known"),
     ],
 )
@@ -182,7 +186,8 @@ def test_where_it_cannot_be_told_what_would_have_run_nothing_is_invented(
     here: dict[str, Any], more: dict[str, Any], said: str
 ) -> None:
     jobs = [job(name, JobState.QUEUED, **more) for name in ("a", "b")]
-    picture = replace(world(*jobs, made=plan(a=(60, 90)), here=region(**here)), settings=Settings(default_region=None))
+    regions = (region(**here), replace(region(), name="us"))
+    picture = replace(world(*jobs, made=plan(a=(60, 90))), regions=regions, settings=Settings(default_region=None))
     kept = made(picture)
     assert kept.unshifted_w is None and kept.plan_w is not None
     with pytest.raises(AssertionError, match=said):
@@ -201,8 +206,8 @@ def test_what_is_less_than_sure_is_noted() -> None:
     kept = made(world(over, waits, made=plan(), here=region(reachable=False)), measured_w=1000.0)
     assert kept.notes == (
         "the region's cluster did not answer then: what ran there is as it was last known",
-        "not in it: 1 job without a place in the plan, which would draw 3.0 kW",
-        "counted as over: 1 job that had run for longer than expected, with 1.0 kW",
+        "not in it: 1 job without a place in the plan, which would draw 3,000 W",
+        "counted as over: 1 job that had run for longer than expected, with 1,000 W",
     )
 
 
@@ -469,7 +474,7 @@ def test_the_report_has_the_stored_plan_beside_and_says_what_is_not_in_it(tmp_pa
         assert (plan_["mean_w"], plan_["energy_kwh"]) == (pytest.approx(30_000.0), pytest.approx(60.0))
         assert report["delivered"]["energy_kwh"]["value"] == pytest.approx(80.0)
         assert "made at 2026-06-23 14:59:24 UTC" in plan_["sentences"][0] and "12 jobs are in it" in plan_["sentences"][1]
-        assert "5.0 kW that were no job's" in plan_["sentences"][2]
+        assert "5,000 W that were no job's" in plan_["sentences"][2]
         # The agent measured an hour of 2 kW at a PUE of 1.5.
         late = "1 job that came after the notice is not in it; it drew 3.00 kWh in the event"
         assert late in plan_["flags"]
@@ -501,3 +506,14 @@ def test_where_nothing_was_kept_the_next_baseline_counts_and_the_reason_is_told(
         assert report["baseline"]["method"] == "meter before"
         why = "nothing was kept when notice of the event came" if nothing else NO_WORK
         assert ["stored plan", why] in report["refused"]
+
+
+def test_a_job_that_no_region_can_ever_run_is_left_out_and_noted() -> None:
+    jobs = (job("waits", JobState.QUEUED), job("huge", JobState.QUEUED, gpus=16.0, power_w=9000.0))
+    kept = made(world(*jobs, made=plan()))
+    assert kept.unshifted_why == "" and kept.unshifted_w is not None and max(kept.unshifted_w) == 1000.0
+    assert "left out: 1 job that can never run: no region that may take it is large enough" in kept.notes
+    assert "not in it: 1 job without a place in the plan, which would draw 1,000 W" in kept.notes
+    # Nor does it make unknown where the others would have run.
+    several = replace(world(*jobs, made=plan()), settings=Settings(default_region=None))
+    assert made(several).unshifted_why == ""

@@ -1,5 +1,6 @@
 """From stored events and measurements to what reports are made of."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from dispatcher.config_programme import ProgrammeConfig
 from dispatcher.event_report import earlier_in_season, season_of, segments_of, span_of, versions_of
-from dispatcher.event_series import joined, series_of, spans_of_energy, usual_length_s
+from dispatcher.event_series import BRIDGED, joined, series_of, spans_of_energy, usual_length_s
 from dispatcher.power.energy import EnergySum
 from dispatcher.power.meter_values import SUSPECT, Span
 from dispatcher.store import GridEvent, GridEventChange, GridStep
@@ -190,3 +191,15 @@ def test_readings_are_as_long_as_most_of_the_time_is() -> None:
     assert usual_length_s(spans, at(0), at(10)) == 60.0
     assert usual_length_s([*spans, span(6, 66, 1.0)], at(0), at(66)) == 3600.0
     assert usual_length_s(spans, at(20), at(30)) == 0.0
+
+
+def test_minutes_that_only_counters_know_are_one_stretch_that_tells_no_power() -> None:
+    whole = [energy(k, 1, 20.0, 2, 120.0) for k in range(8)]
+    bridged = {2: 50.0, 3: 120.0, 4: 70.0, 6: 8.0}  # seconds of both GPUs; the last are less than a tenth of the minute
+    sums = [replace(one, energy_wh=10.0 * k, bridged_s=bridged.get(k, 0.0)) for k, one in enumerate(whole)]
+    spans = spans_of_energy(sums, lambda start, end: 2 * (end - start).total_seconds(), 1.0)
+    assert [(one.start, one.end, one.reason) for one in spans if one.reason] == [(at(2), at(5), BRIDGED)]
+    made = series_of(spans, at(0), at(8), 60.0, "m")
+    assert made.watts.tolist() == pytest.approx([0, 600, 1800, 1800, 1800, 3000, 3600, 4200])  # the mean of 20, 30 and 40 Wh
+    assert made.spread.tolist() == [False] * 2 + [True] * 3 + [False] * 3
+    assert np.isnan(made.sharp().watts).tolist() == made.spread.tolist()

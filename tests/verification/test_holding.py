@@ -4,8 +4,11 @@ from datetime import timedelta
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from dispatcher.verification.holding import compliance, time_to_target, tracking, worst_rise
+from dispatcher.verification.holding import NO_WHOLE_SLOT, compliance, time_to_target, tracking, worst_rise
+from dispatcher.verification.obligations import Held
 from dispatcher.verification.series import MeteredSeries
 from tests.verification.samples import DAY, at, flat, owed, with_part
 
@@ -113,3 +116,60 @@ def test_the_worst_rise_is_between_neighbouring_minutes() -> None:
     assert rise.at == at(16) + timedelta(minutes=5)
     assert worst_rise(MeteredSeries(DAY, 300, np.ones(10)), DAY, at(0.5)) is None
     assert worst_rise(minutes(1.0), at(16), at(16) + timedelta(minutes=1)) is None
+
+
+# --- what lies outside a hold is not judged -------------------------------------------------------------------------------
+
+
+def off_grid(outside: float, inside: float, count: int = 6) -> tuple[MeteredSeries, tuple[Held, ...]]:
+    """Minutes of a hold that begins and ends half way through one: in those two the mean is that of both levels."""
+    half = (outside + inside) / 2
+    hold = owed(16 + 0.5 / 60, 16 + (count - 0.5) / 60, 60.0)
+    return minutes(half, *[inside] * (count - 2), half, outside), hold
+
+
+def test_a_slot_that_reaches_beyond_a_hold_is_not_judged() -> None:
+    metered, hold = off_grid(100.0, 58.0)
+    got = compliance(metered, None, hold, 60)
+    assert (got.windows, got.measured, got.within, got.unjudged_s, got.unjudged_holds) == (4, 4, 4, 60.0, 0)
+    over = compliance(off_grid(10.0, 61.0)[0], None, hold, 60)
+    assert (over.windows, over.within) == (4, 0), "nor does low load outside it hide what was drawn within"
+    held = tracking(metered, None, hold, 100.0)
+    assert (held.over_cap_kwh, held.worst_excess_w, held.coverage) == (0.0, 0.0, pytest.approx(4 / 5))
+    assert time_to_target(metered, None, hold) == (30.0, 30.0)
+
+
+def test_where_no_slot_lies_within_a_hold_nothing_can_be_told() -> None:
+    got = compliance(minutes(10.0, 10.0), None, owed(16 + 0.5 / 60, 16 + 1.4 / 60, 60.0), 60)
+    assert (got.windows, got.share, got.reason) == (0, None, NO_WHOLE_SLOT)
+
+
+def test_a_change_of_the_limit_within_a_slot_leaves_that_slot_out_of_both_holds() -> None:
+    first, second = owed(16, 16 + 2.5 / 60, 100.0), owed(16 + 2.5 / 60, 16 + 5 / 60, 50.0)
+    got = compliance(minutes(100, 100, 75, 50, 50), None, (*first, *second), 60)
+    assert (got.windows, got.within, got.unjudged_s) == (4, 4, 60.0)
+
+
+@given(
+    st.lists(st.floats(0.0, 60.0), min_size=3, max_size=8),
+    st.floats(0.01, 0.99),
+    st.floats(0.01, 0.99),
+    st.floats(0.0, 1e6),
+)
+def test_load_from_outside_a_hold_is_never_over_its_limit(
+    inside: list[float], head: float, tail: float, outside: float
+) -> None:
+    """``inside`` are the levels of the hold's minutes; of its first and last one a part lies outside it."""
+    values = list(inside)
+    values[0] = head * outside + (1 - head) * inside[0]
+    values[-1] = tail * inside[-1] + (1 - tail) * outside
+    hold = owed(16 + head / 60, 16 + (len(inside) - 1 + tail) / 60, 60.0)
+    got = compliance(minutes(*values), None, hold, 60)
+    assert got.within == got.windows == len(inside) - 2
+
+
+def test_the_energy_of_a_longer_stretch_says_nothing_of_power() -> None:
+    spread = MeteredSeries(at(16), 60, np.full(4, 40.0), spread=np.array([False, True, True, False]))
+    got = compliance(spread, None, for_min(4), 60)
+    assert (got.windows, got.measured, got.within) == (4, 2, 2)
+    assert tracking(spread, None, for_min(4), 100.0).coverage == pytest.approx(0.5)

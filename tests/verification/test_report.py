@@ -5,7 +5,7 @@ import io
 import json
 import re
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import pytest
 from dispatcher.verification.baselines import Baseline, counterfactual, firm_service_level, meter_before, stored_plan
 from dispatcher.verification.drawings import require
 from dispatcher.verification.export import CSV_COLUMNS
-from dispatcher.verification.like_days import Calendar
+from dispatcher.verification.like_days import Calendar, EventWindow
 from dispatcher.verification.obligations import Segment, Version
 from dispatcher.verification.programme import Programme
 from dispatcher.verification.report import EventFacts, EventReport, TierCost, event_report, to_csv, to_json
@@ -44,7 +44,7 @@ def test_an_event_that_was_met() -> None:
     made = report()
     assert made.verdict == "met"
     assert made.headline == (
-        "The site drew 40.0 kW less than expected (40 %) for 2 h. It stayed within the limit in every minute."
+        "The site drew 40 kW less than expected (40 %) for 2 h. It stayed within the limit in every minute."
     )
     assert made.net_event_kwh is not None and made.net_event_kwh.value == pytest.approx(80 - 5)
     assert made.net_day_kwh is not None and made.net_day_kwh.value == pytest.approx(75)
@@ -56,7 +56,7 @@ def test_one_bad_minute_misses_unless_a_share_is_required() -> None:
     metered = with_part(METERED, at(17), at(17) + (at(1) - at(0)) / 60, 75_000.0)
     made = report(metered)
     assert made.verdict == "missed"
-    assert "in 109 of 110 minutes, and was over it by up to 5.0 kW." in made.headline
+    assert "in 109 of 110 minutes, and was over it by up to 5,000 W." in made.headline
     assert report(metered, required_share=0.95).verdict == "met"
 
 
@@ -105,7 +105,7 @@ def test_caveats_are_said() -> None:
     ):
         assert words in told
     odd = report(segment=replace(CALL, ramp_s=30.0))
-    assert "within a slot of the meter" in " ".join(odd.caveats)
+    assert "slots of 60 s reach beyond it" in " ".join(odd.caveats)
 
 
 def rows_of(made: EventReport) -> list[dict[str, str]]:
@@ -174,7 +174,7 @@ def test_the_stored_plan_stands_beside_in_every_form() -> None:
     rows = list(csv.DictReader(io.StringIO(to_csv(made))))
     assert {(row["baseline_w"], row["stored_plan_w"]) for row in rows} == {("100000.000", "80000.000")}
     html = page(made)
-    assert "stored plan" in html and "20.0 kW" in html and "2 jobs that came after the notice" in html
+    assert "stored plan" in html and "20 kW" in html and "2 jobs that came after the notice" in html
     assert "planned before the notice" in html, "the drawing has it too"
     # Chosen, it is what counts, and its weaknesses are the report's.
     chosen = report(baseline=plan, beside=[baseline()])
@@ -249,3 +249,74 @@ def test_a_cut_is_told_against_the_baseline_of_what_was_measured() -> None:
 def test_the_net_of_an_event_begins_at_its_notice() -> None:
     made = report(with_part(METERED, at(15.5), at(16), 120_000.0))  # pre-running: 10 kWh
     assert made.net_event_kwh is not None and made.net_event_kwh.value == pytest.approx(80 - 5 - 10)
+
+
+# --- what cannot be told is said --------------------------------------------------------------------------------------------
+
+
+def half_way(low_w: float, minutes: int = 10) -> tuple[MeteredSeries, Segment, EventFacts]:
+    """An event that begins and ends half way through a minute of the meter, and the draw of a site that kept ``low_w``."""
+    half = timedelta(seconds=30)
+    start, end = at(16) + half, at(16) + timedelta(minutes=minutes) - half
+    metered = with_part(flat(BASE_W), start + half, end - half, low_w)
+    for edge in (start - half, end - half):
+        metered = with_part(metered, edge, edge + 2 * half, (BASE_W + low_w) / 2)
+    return metered, Segment(start, end, 70_000.0), replace(FACTS, window=EventWindow(at(15.5), start, end))
+
+
+def test_an_event_that_was_kept_is_met_whatever_was_drawn_before_and_after() -> None:
+    metered, call, facts = half_way(60_000.0)
+    made = report(metered, call, facts)
+    assert made.verdict == "met"
+    assert made.headline.endswith("It stayed within the limit in every minute that lies wholly within its time.")
+    assert any("For 60 s of what was owed the meter's slots of 60 s reach beyond it" in line for line in made.caveats)
+    assert made.tracking.over_cap_kwh == 0.0
+    promise = replace(call, limit_w=None, committed_w=40_000.0)
+    assert report(metered, promise, facts).verdict == "met"
+    assert report(metered, replace(promise, committed_w=40_001.0), facts).verdict == "missed"
+    missed = report(half_way(70_500.0)[0], call, facts)
+    assert missed.verdict == "missed" and "in 0 of 8 minutes, and was over it by up to 500 W." in missed.headline
+    small = report(half_way(70_000.04)[0], call, facts)
+    assert "over it by up to 0.04 W." in small.headline
+
+
+def test_nothing_is_met_from_nothing() -> None:
+    start = at(16) + timedelta(seconds=20)
+    facts = replace(FACTS, window=EventWindow(at(15.5), start, start + timedelta(seconds=70)))
+    for watts in (10_000.0, 99_000.0):
+        made = report(flat(watts), Segment(start, start + timedelta(seconds=70), 70_000.0), facts)
+        assert made.verdict == "unknown"
+        assert made.headline == (
+            "Whether the limit was held cannot be told: no reading lies wholly within the time that the limit was to be held."
+        )
+    # Of two minutes and a half one lies within: too little to call all of it kept, enough to see that it was not.
+    longer = Segment(start, start + timedelta(seconds=130), 70_000.0)
+    facts = replace(facts, window=EventWindow(at(15.5), start, start + timedelta(seconds=130)))
+    assert report(flat(10_000.0), longer, facts).verdict == "not proven"
+    assert report(flat(99_000.0), longer, facts).verdict == "missed"
+
+
+def test_what_counters_bridged_is_energy_and_no_proof() -> None:
+    spread = (np.arange(len(METERED)) >= 17 * 60) & (np.arange(len(METERED)) < 17.5 * 60)
+    made = report(replace(METERED, spread=spread))
+    assert made.verdict == "not proven" and made.coverage == pytest.approx(0.75) and made.spread_s == pytest.approx(1800.0)
+    assert made.delivered is not None and made.delivered.energy_kwh.complete
+    assert any("For 30 min of the event (25 %) only the energy of a longer stretch is known" in one for one in made.caveats)
+    promise = replace(CALL, limit_w=None, committed_w=40_000.0)
+    assert report(replace(METERED, spread=spread), promise).verdict == "not proven"
+    all_of_it = report(replace(METERED, spread=np.ones(len(METERED), dtype=np.bool_)))
+    assert all_of_it.verdict == "unknown" and "only the energy of the event's time is known" in all_of_it.headline
+
+
+def test_readings_that_are_still_to_come_are_said() -> None:
+    early = with_part(METERED, at(18) - timedelta(minutes=2), at(24), NAN)
+    facts = replace(FACTS, told_at=at(18) + timedelta(seconds=10), late_s=180.0)
+    made = report(early, facts=facts)
+    assert made.verdict == "not proven"
+    assert made.headline.endswith("Not all readings of the event's time have come yet: ask again later (from 18:03 UTC).")
+    over = report(with_part(early, at(17), at(17.1), 99_000.0), facts=facts)
+    assert over.verdict == "missed" and over.caveats[0].endswith("ask again later (from 18:03 UTC).")
+    assert "ask again" not in report(early, facts=replace(facts, told_at=at(19))).headline, "they will not come any more"
+    assert "ask again" not in " ".join(report(facts=facts).caveats), "all are there"
+    gap = with_part(METERED, at(17), at(17.1), NAN)
+    assert "ask again" not in report(gap, facts=facts).headline, "what is missing from an hour ago is missing"
