@@ -6,7 +6,6 @@ click is imported inside the commands, so that the command starts at once.
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -159,9 +158,12 @@ def submit(client: Client, command: tuple[str, ...], *, wait: bool, as_json: boo
 def _runtime_env(options: dict[str, Any]) -> dict[str, Any] | None:
     env: Any = {}
     if options["runtime_env_json"]:
+        from dispatcher.api.strict_json import parse
+        from dispatcher.errors import BadInput
+
         try:
-            env = json.loads(options["runtime_env_json"])
-        except ValueError as error:
+            env = parse(options["runtime_env_json"].encode("utf-8", "surrogateescape"))
+        except BadInput as error:
             raise click.BadParameter(f"not JSON: {error}", param_hint="--runtime-env-json") from None
         if not isinstance(env, dict):
             raise click.BadParameter("must be a JSON object", param_hint="--runtime-env-json")

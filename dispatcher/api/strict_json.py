@@ -1,4 +1,4 @@
-"""JSON as the API takes it: bounded depth, finite numbers, text that every database and every cluster can hold.
+"""JSON as the API takes it: bounded depth, finite numbers, no key twice, text that every database and every cluster can hold.
 
 It knows nothing of what the values mean.
 """
@@ -11,6 +11,8 @@ from dispatcher.errors import BadInput
 
 #: Deeper than anything that makes sense in a runtime_env, far below what exhausts a stack.
 MAX_DEPTH = 64
+#: What is to be done about a key that an object has more than once.
+TWICE = "this key is given twice in one object; give it once"
 
 
 def _finite(text: str) -> float:
@@ -24,7 +26,21 @@ def _no_constant(text: str) -> Any:
     raise ValueError(f"{text} is no JSON number")
 
 
-_decoder = json.JSONDecoder(parse_float=_finite, parse_constant=_no_constant)
+class Twice(ValueError):
+    """An object has a key more than once; its message is the key."""
+
+
+def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object from its keys and values (json's ``object_pairs_hook``). Raises Twice where a key comes again: nobody can say
+    which of the two values was meant, and readers differ in which they take."""
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        keys = [key for key, _ in pairs]
+        raise Twice(next(key for i, key in enumerate(keys) if key in keys[:i]))
+    return made
+
+
+_decoder = json.JSONDecoder(parse_float=_finite, parse_constant=_no_constant, object_pairs_hook=each_once)
 
 
 def parse(body: bytes) -> Any:
@@ -35,6 +51,9 @@ def parse(body: bytes) -> Any:
         raise BadInput([("body", f"byte {error.start}", "must be UTF-8 text")]) from None
     try:
         value = _decoder.decode(text)
+    except Twice as error:
+        key = str(error)[:80].encode("utf-8", "replace").decode()  # an escape can be half of a surrogate pair
+        raise BadInput([("body", key, TWICE)]) from None
     except (ValueError, RecursionError) as error:
         raise BadInput([("body", text[:80], f"must be JSON: {error}")]) from None
     if text.count("{") + text.count("[") > MAX_DEPTH:

@@ -25,7 +25,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import HTTPError, MaxRetryError, NewConnectionError, SSLError, TimeoutError
 
-from dispatcher.api.strict_json import parse
+from dispatcher.api.strict_json import TWICE, Twice, each_once, parse
 from dispatcher.config_events import EventSourceConfig
 from dispatcher.errors import BadInput, ConfigError, GridshiftError
 
@@ -343,11 +343,30 @@ def _tls(source: EventSourceConfig) -> ssl.SSLContext:
     return context
 
 
-def _readable(body: bytes, unread: list[str]) -> list[dict[str, Any]] | None:
-    """Of a list in which something is no proper JSON (NaN, broken text) the objects that are; None when it is no list at all.
-    One broken event must not hide the others."""
+@dataclass(frozen=True, slots=True)
+class _Doubled:
+    """An object that has ``key`` twice; ``named`` is its id."""
+
+    key: str
+    named: Any
+
+    def refuse(self) -> Any:
+        """Raises BadInput."""
+        raise BadInput([("body", self.key[:80], TWICE)])
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any] | _Doubled:
     try:
-        data = json.loads(body)
+        return each_once(pairs)
+    except Twice as error:
+        return _Doubled(str(error), dict(pairs).get("id"))
+
+
+def _readable(body: bytes, unread: list[str]) -> list[dict[str, Any]] | None:
+    """Of a list in which something is no proper JSON (NaN, broken text, a key twice) the objects that are; None when it is no
+    list at all. One broken event must not hide the others."""
+    try:
+        data = json.loads(body, object_pairs_hook=_object)
     except (ValueError, RecursionError):
         return None
     if not isinstance(data, list):
@@ -355,9 +374,9 @@ def _readable(body: bytes, unread: list[str]) -> list[dict[str, Any]] | None:
     good: list[dict[str, Any]] = []
     for item in data:
         try:
-            checked = parse(json.dumps(item).encode())
+            checked = parse(json.dumps(item, default=_Doubled.refuse).encode())
         except (BadInput, RecursionError) as error:
-            named = item.get("id") if isinstance(item, dict) else None
+            named = item.get("id") if isinstance(item, dict) else item.named if isinstance(item, _Doubled) else None
             unread.append(f"object {str(named)[:128]!r} cannot be read: {error}"[:300])
             continue
         if isinstance(checked, dict):

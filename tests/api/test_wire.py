@@ -142,6 +142,25 @@ def test_bodies_that_are_no_json_of_ours(shared: Server, body: bytes) -> None:
     assert services.store.counts() == {}
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "key"),
+    [
+        ("/v1/jobs", b'{"entrypoint": "true", "entrypoint": "rm -r x"}', "entrypoint"),
+        ("/v1/jobs", b'{"entrypoint": "true", "metadata": {"gridshift.gpus": "1", "gridshift.gpus": "8"}}', "gridshift.gpus"),
+        ("/api/jobs/", b'{"entrypoint": "true", "runtime_env": {"x": [{"a": 1, "\\u0061": 2}]}}', "a"),
+        ("/v1/events", b'{"event_id": "e", "region": "north", "limit_w": 1e6, "limit_w": 0}', "limit_w"),
+        ("/v1/jobs", b'{"entrypoint": "true", "\\ud800": 1, "\\ud800": 2}', "?"),
+    ],
+)
+def test_a_key_that_is_given_twice_is_named_and_refused(shared: Server, path: str, body: bytes, key: str) -> None:
+    answer = shared.call("POST", path, data=body)
+    assert answer.status_code == (400 if path == "/api/jobs/" else 422), answer.text
+    assert f"body: {key!r}: this key is given twice in one object" in answer.text or answer.json()["error"]["problems"] == [
+        {"field": "body", "value": key, "remedy": "this key is given twice in one object; give it once"}
+    ]
+    assert shared.services.store.counts() == {} and not list(shared.services.store.grid_events())
+
+
 def test_what_is_merely_unusual_is_taken(server: Server, services: FakeServices) -> None:
     body = b'{"entrypoint": "echo \\ud83d\\ude00", "metadata": null, "submission_id": "a.b-c_D9", "job_id": null, '
     body += b'"runtime_env": {"x": [[[1e300]]]}}'

@@ -57,6 +57,7 @@ def test_submit_resources_environment_and_folder(api: FakeApi, run: Run, tmp_pat
         (["submit", "--env", "A", "--", "true"], "'A' must be KEY=VALUE"),
         (["submit", "--resource", "a=b", "--", "true"], "'b' is not a number"),
         (["submit", "--runtime-env-json", "{", "--", "true"], "not JSON"),
+        (["submit", "--runtime-env-json", '{"pip": [], "pip": ["x"]}', "--", "true"], "'pip': this key is given twice"),
         (["submit", "--runtime-env-json", "[]", "--", "true"], "must be a JSON object"),
         (["submit"], "Missing argument"),
         (["submit", "--no-such-flag", "--", "true"], "No such option"),

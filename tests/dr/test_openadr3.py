@@ -56,6 +56,12 @@ def test_a_number_that_is_none_is_refused() -> None:
         assert code(understood(body)) == "bad_json"
 
 
+def test_what_says_a_thing_twice_is_refused() -> None:
+    body = json.dumps(event(intervals=[cap(80)])).replace('"intervals"', '"intervals": [], "intervals"').encode()
+    answer = understood(body)
+    assert code(answer) == "bad_json" and "'intervals': this key is given twice" in answer["error"]["message"]
+
+
 # --- versions -------------------------------------------------------------------------------------------------------
 
 

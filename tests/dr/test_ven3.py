@@ -98,7 +98,7 @@ def test_only_the_programs_that_are_configured_are_followed(vtn: Vtn, monkeypatc
     assert "no program 'not there'" in site.alarms
 
 
-def test_one_broken_event_does_not_hide_the_others(vtn: Vtn, site: Site) -> None:
+def test_one_broken_event_does_not_hide_the_others(vtn: Vtn, site: Site, caplog: pytest.LogCaptureFixture) -> None:
     program = vtn.program()
     good = vtn.event(program, **cap(40.0, soon(), 60))
     bad = vtn.event(program, **cap(20.0, soon(), 60))
@@ -108,6 +108,10 @@ def test_one_broken_event_does_not_hide_the_others(vtn: Vtn, site: Site) -> None
     vtn.faults.no_paging = True
     site.poll()
     assert site.limits_kw == [20.0, 40.0]
+    twice = json.dumps(vtn.objects["events"][bad]).replace('"intervals"', '"intervals": [], "intervals"')
+    vtn.faults.body = f"[{json.dumps(vtn.objects['events'][good])}, {twice}]".encode()
+    site.poll()
+    assert site.limits_kw == [20.0, 40.0] and "body: 'intervals': this key is given twice" in caplog.text
 
 
 @pytest.mark.parametrize(
