@@ -545,7 +545,8 @@ class Control:
                 self._said_by[job.id] = world.plan.note if world.plan is not None else ""
                 holds += 1
                 planned_fields = {"planned_region": planned[0], "planned_start_at": planned[1]}
-                changes.append(change(job, now, "plan", action.reason, fields=planned_fields))
+                # What its owner asked for meanwhile is not talked over by what was decided before.
+                changes.append(change(job, now, "plan", action.reason, expect_seq=job.seq, fields=planned_fields))
         return changes
 
     def _is_starting(self, attempt: Attempt, now: datetime) -> bool:
@@ -572,7 +573,7 @@ class Control:
         again_s = SAY_PLAN_AGAIN_S if by_plan else SAY_AGAIN_S
         other = plan is not None and by_plan and self._said_by.get(job.id, plan.note) != plan.note
         recent = self._wall() - self._said_at.get(job.id, float("-inf")) < again_s
-        return recent and not other and not job.reason.startswith("submitted")
+        return recent and not other and not job.held and not job.reason.startswith("submitted")
 
     def _record(self, changes: Sequence[Change]) -> None:
         """Write changes; what went stale meanwhile is decided anew in the next tick."""

@@ -317,7 +317,8 @@ def paused(job: Job, now: datetime, ended_at: datetime, *, books: Books) -> Chan
         job_id=job.id,
         at=now,
         kind="state",
-        reason=f"paused: checkpoint saved, attempt {job.attempt} stopped",
+        reason=f"paused: checkpoint saved, attempt {job.attempt} stopped"
+        + ("; its owner paused it, and it waits until it is resumed" if job.held else ""),
         expect=JobState.PAUSING,
         expect_attempt=job.attempt,
         to=JobState.PAUSED,

@@ -9,6 +9,7 @@ from typing import Any
 from dispatcher.api.services import Services
 from dispatcher.errors import IllegalMove, NotFound, StaleState
 from dispatcher.store import Change, Job
+from policies.turns import HELD, WAITING
 from policies.world import ENDED, JobState, Pausable
 
 #: How often an intent is decided anew when the job changed between reading and writing.
@@ -72,12 +73,14 @@ def pause(services: Services, job_id: str) -> Job:
             raise IllegalMove(f"job {job.id} is being cancelled and cannot be paused")
         if job.held:
             return None
-        if job.state not in (JobState.QUEUED, JobState.PAUSED) and job.flex.pausable is Pausable.NO:
+        if job.state not in WAITING and job.flex.pausable is Pausable.NO:
             raise IllegalMove(
                 f"job {job.id} is {job.state} and cannot be paused: it was submitted without gridshift.pausable=checkpoint or "
                 "freeze"
             )
-        return {"held": True, "run_now_at": None}, "held: its owner paused it"
+        # When and where it was planned is not so any more, and nobody should read it until the control loop has looked.
+        fields = {"held": True, "run_now_at": None, "planned_region": None, "planned_start_at": None}
+        return fields, HELD if job.state in WAITING else "its owner paused it; it will wait until it is resumed"
 
     return _intend(services, job_id, decide)
 

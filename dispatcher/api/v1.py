@@ -24,6 +24,7 @@ from dispatcher.errors import BadInput, GridshiftError, NotFound
 from dispatcher.power.accounts import MODELLED
 from dispatcher.power.fleet import basis_of, caps_on
 from dispatcher.store import OWN_SOURCE, Job
+from policies.turns import HELD, WAITING
 from policies.world import ENDED, PLACED, Alternative, JobState, Placement, Plan
 
 #: Seconds that a savings report is shown again before it is made anew.
@@ -137,10 +138,11 @@ class V1:
         job = await in_thread(intents.visible_job, self._services, request.path_params["job_id"])
         world = self._services.snapshot().world
         plan = world.plan
-        # What its owner has had started at once runs whatever is planned.
-        as_planned = job.state not in ENDED and not (job.run_now_at is not None and job.state in PLACED)
+        # What its owner has had started at once runs whatever is planned, and what is held does not, whatever was planned.
+        left_alone = job.state in ENDED or job.held
+        as_planned = not left_alone and not (job.run_now_at is not None and job.state in PLACED)
         placement = plan.placements.get(job.id) if plan is not None and as_planned else None
-        unplaced = plan.unplaced.get(job.id) if plan is not None and job.state not in ENDED else None
+        unplaced = plan.unplaced.get(job.id) if plan is not None and not left_alone else None
         others, not_told = await self._alternatives(placement)
         return json_response(
             {
@@ -153,7 +155,7 @@ class V1:
                 "alternatives": views.alternatives_json(others),
                 "alternatives_missing": not_told,
                 "planning": views.planning_json(world.settings, world.regions),
-                "why": _why(job.state, job.reason, placement, unplaced, waits_as_planned(job)),
+                "why": _why(job, placement, unplaced),
             }
         )
 
@@ -274,15 +276,17 @@ class V1:
 
 def waits_as_planned(job: Job) -> bool:
     """Whether a job's sentence is that of a plan: of the one that stands, or an older one of the same place."""
-    return job.state in (JobState.QUEUED, JobState.PAUSED) and job.planned_start_at is not None
+    return job.state in WAITING and job.planned_start_at is not None
 
 
-def _why(state: JobState, reason: str, placement: Placement | None, unplaced: str | None, as_planned: bool) -> str:
+def _why(job: Job, placement: Placement | None, unplaced: str | None) -> str:
     """One sentence: that of the plan that stands where the job waits for it; else the job's own, and the plan's where it says
     something else."""
-    if as_planned and placement is not None:
+    if job.held and job.state in WAITING:
+        return HELD
+    if placement is not None and waits_as_planned(job):
         return placement.reason
-    parts = [reason or str(state)]
+    parts = [job.reason or str(job.state)]
     if placement is not None and placement.reason not in parts[0]:
         parts.append(f"plan: {placement.reason}")
     if unplaced is not None and unplaced not in parts[0]:

@@ -113,6 +113,28 @@ def test_pause_and_resume(server: Server, services: FakeServices) -> None:
         assert act(server, "check", what).status_code == 409
 
 
+def test_a_job_that_its_owner_paused_says_so_at_once_and_shows_no_plan(server: Server, services: FakeServices) -> None:
+    server.submit("j", metadata=FLEX)
+    now = datetime.now(UTC)
+    placement = Placement("j", "north", ((now, now + timedelta(hours=1)),), 5.0, 1.5, None, 0.0, "cheapest start")
+    services.plan = Plan(now, now + timedelta(days=2), 900, {"j": placement}, {"j": "every slot is taken"}, 5.0)
+    services.change("j", reason="cheapest start", planned_region="north", planned_start_at=now)
+    told = act(server, "j", "pause").json()
+    assert told["reason"] == "paused by its owner; it waits until it is resumed"
+    assert (told["planned_region"], told["planned_start_at"]) == (None, None)
+    assert server.get("/api/jobs/j")["message"] == told["reason"]
+    explained = server.get("/v1/plan/j")
+    assert explained["placement"] is None and explained["why"] == told["reason"]
+    services.change("j", reason="cheapest start", planned_region="north", planned_start_at=now)  # a tick that did not know yet
+    assert server.get("/v1/plan/j")["why"] == told["reason"]
+    act(server, "j", "resume")
+    assert server.get("/v1/plan/j")["placement"] is not None
+    services.launch("j")
+    told = act(server, "j", "pause").json()
+    assert told["reason"] == "its owner paused it; it will wait until it is resumed"
+    assert server.get("/v1/plan/j")["placement"] is None
+
+
 def test_run_now_ends_a_pause_and_is_withdrawn_by_the_next(server: Server, services: FakeServices) -> None:
     server.submit("j", metadata={**FLEX, "gridshift.earliest": "6h"})
     act(server, "j", "pause")

@@ -20,7 +20,8 @@ from dispatcher.simulation import Simulation
 from dispatcher.store import Attempt, Change, Job, Request
 from policies.flexibility import parse_flexibility
 from policies.serving import Level
-from policies.world import GpuPool, Guarded, JobState
+from policies.turns import HELD
+from policies.world import GpuPool, Guarded, Hold, JobState
 
 START = datetime(2026, 3, 2, tzinfo=UTC)
 
@@ -67,6 +68,39 @@ def test_what_starts_at_once_waits_too_while_serving_is_at_risk() -> None:
     sim.control.guards = lambda region: ()
     advance(sim, 10)
     assert state(sim, "j") is JobState.RUNNING
+
+
+def test_what_was_decided_before_a_pause_does_not_talk_it_over() -> None:
+    sim = simulation()
+    advance(sim, 3)
+    submit(sim, "j", earliest="6h", deadline="20h", pausable="checkpoint")
+    advance(sim, 90)
+    job, world = sim.store.job("j"), sim.control._world
+    assert job is not None and world is not None and job.planned_start_at is not None
+    held = {"held": True, "planned_region": None, "planned_start_at": None}
+    sim.store.apply([Change("j", sim.clock.now(), "intent", HELD, fields=held)]).result()
+    stale = [Hold("j", "may not start before noon", "a", job.planned_start_at + timedelta(hours=1))]
+    sim.control._record(sim.control._changes_from(stale, world, sim.clock.now()))
+    after = sim.store.job("j")
+    assert after is not None and (after.reason, after.planned_start_at) == (HELD, None)
+    advance(sim, 5)
+    after = sim.store.job("j")
+    assert after is not None and (after.reason, after.planned_start_at) == (HELD, None)
+
+
+def test_a_running_job_that_its_owner_pauses_says_so_at_each_step() -> None:
+    sim = simulation()
+    advance(sim, 3)
+    submit(sim, "j", run_s=3600.0, deadline="65m", runtime="1h", pausable="checkpoint")
+    advance(sim, 60)
+    assert state(sim, "j") is JobState.RUNNING
+    sim.store.apply([Change("j", sim.clock.now(), "intent", "its owner paused it", fields={"held": True})]).result()
+    advance(sim, 60)
+    assert state(sim, "j") is JobState.PAUSED
+    said = [event.reason for event in sim.store.events("j")]
+    asked = said.index("its owner paused it")
+    assert all("its owner" in sentence or "saved its checkpoint" in sentence for sentence in said[asked:]), said[asked:]
+    assert said[-1] == HELD
 
 
 def test_an_answer_that_is_lost_starts_nothing_twice() -> None:
