@@ -139,14 +139,18 @@ def submit(client: Client, command: tuple[str, ...], *, wait: bool, as_json: boo
         metadata=pairs(options["metadata"], "--metadata") or None,
         submission_id=options["submission_id"],
     )
+    warning, told = job.data.get("warning"), f"{job.state}: {job.reason}"
+    if warning:
+        click.echo(f"warning: job {job.id} {warning}", err=True)
+        told = job.state if warning in job.reason else told
     if not wait:
         if as_json:
             print_json(job.data)
         else:
             click.echo(job.id)
-            click.echo(f"{job.state}: {job.reason}", err=True)
+            click.echo(told, err=True)
         return
-    click.echo(f"job {job.id}: {job.state}: {job.reason}", err=True)
+    click.echo(f"job {job.id}: {told}", err=True)
     job = _follow(client, job, sys.stderr if as_json else sys.stdout)
     click.echo(f"job {job.id}: {job.state}: {job.reason}", err=True)
     if as_json:

@@ -69,6 +69,7 @@ from policies.world import (
     Launch,
     Pausable,
     Plan,
+    RegionView,
     StopAttempt,
     Thaw,
     World,
@@ -253,7 +254,7 @@ class Control:
             self.freezes.drive(self._jobs, now)  # first: what is to stop must be awake to do so in order
         self._launching.drive(self._jobs.values(), self._attempts)
         # 4. remember what was seen, for whoever asks
-        self._note_alarms(actions, now)
+        self._note_alarms(actions, world, now)
         before, self._world = self._world, world
         if self.before_events is not None:
             self.before_events.look(before, world)
@@ -612,12 +613,15 @@ class Control:
         # The same id twice: the store refuses the second, and nothing kept of the first may be touched for it.
         if job.id in self._jobs or not self._launching.claim(attempt):
             return self.store.add_job(job, "submitted")
+        waits = too_large(job, self.regions[region])
         launching = replace(
             job,
             state=JobState.LAUNCHING,
             attempt=1,
             region=region,
-            reason=f"passed through to {region} at once: it has no gridshift metadata",
+            reason=f"starting in {region}{waits}"
+            if waits
+            else f"passed through to {region} at once: it has no gridshift metadata",
         )
 
         def committed(done: "Future[Job]") -> None:
@@ -789,13 +793,14 @@ class Control:
 
     # --- what others may see -------------------------------------------------------------------------------------------
 
-    def _note_alarms(self, actions: Sequence[Action], now: datetime) -> None:
+    def _note_alarms(self, actions: Sequence[Action], world: World, now: datetime) -> None:
         views = {job_id: view for job_id, (_, view) in self._views.items()}
         raised = [
             *status.decided(actions, now),
             *status.unreachable(self.regions.values(), now),
             *status.strangers(self._attempts.values(), self.regions, now),
             *status.late(self._standing.plan, views, self._attempts, now),
+            *status.too_large(world, now),
             *(AlarmStatus(f"refused {job_id}", None, sentence, now) for job_id, sentence in self._refused.items()),
             *(AlarmStatus(key, region, sentence, now) for key, region, sentence in self.book.alarms(now)),
             *(AlarmStatus(*alarm, now) for source in self.alarm_sources for alarm in source(now)),
@@ -817,6 +822,11 @@ class Control:
             loops=tuple(status.loop_status(loop) for loop in self.loops),
             planner=self._standing.told,
         )
+
+    def region_views(self) -> tuple[RegionView, ...]:
+        """The regions as they were last decided on; none before the first tick. Thread-safe."""
+        world = self._world
+        return world.regions if world is not None else ()
 
     def job_token(self, sid: str) -> str:
         """The token of an attempt: anyone with the server's secret can make it, nobody else can guess it."""

@@ -27,6 +27,7 @@ from dispatcher.clock import SystemClock
 from dispatcher.config import Config, EventSourceConfig, RegionConfig, load
 from dispatcher.config_sections import SIGNALS
 from dispatcher.errors import ConfigError, GridshiftError
+from dispatcher.status import TOO_LARGE
 from signals.manners import Manners
 
 Level = Literal["ok", "warn", "fail"]
@@ -206,9 +207,10 @@ def _alarms(code: int, status: dict[str, object]) -> Iterator[Finding]:
                 remedy = "start that cluster, or correct the region's address; a local Ray comes with 'gridshift up'"
                 yield Finding("fail", "alarm", str(alarm["sentence"]), remedy)
                 continue
-            yield Finding(
-                "warn", "alarm", str(alarm["sentence"]), "'gridshift fleet' and 'gridshift jobs' show what runs there"
-            )
+            remedy = "'gridshift fleet' and 'gridshift jobs' show what runs there"
+            if alarm.get("key") == TOO_LARGE:
+                remedy = "submit it again with less and cancel this one, or give a region what it needs: it waits for that"
+            yield Finding("warn", "alarm", str(alarm["sentence"]), remedy)
         if not alarms:
             yield Finding("ok", "alarm", "none stands")
     else:

@@ -11,7 +11,9 @@ from typing import Protocol
 
 from dispatcher.errors import GridshiftError
 from policies import registry
+from policies.fit import why_no_place
 from policies.policy import Policy
+from policies.turns import WAITING
 from policies.world import Alternative, JobView, Placement, Plan, Settings, World
 
 #: Which answer is the newer one: the number of the planner that gave it, and how often its plan had changed by then.
@@ -129,6 +131,7 @@ class Planner:
                 self._came, self._left = {}, set()
             try:
                 own, plan = self._new_plan(world, instead)
+                plan = replace(plan, unplaced=_told(world, world.jobs, plan.unplaced))
                 with self._lock:
                     self._jobs = {job.id: job for job in world.jobs}
                     self._plan, self._own = plan, own
@@ -220,7 +223,7 @@ class Planner:
             beside = {job_id: one for job_id, one in self._plan.placements.items() if job_id not in new}
             filled = one_by_one.fill_in(around, jobs, beside)
             placements, unplaced = filled.placements, filled.unplaced
-        placed = Placed(self._version, placements, unplaced)
+        placed = Placed(self._version, placements, _told(around, jobs, unplaced))
         self._plan = placed.put_into(self._plan)
         return placed
 
@@ -234,6 +237,15 @@ class Planner:
             self._plan = replace(self._plan, placements=placements, unplaced=unplaced)
         if tell and self._policy is not None:
             self._policy.forget(sorted(gone))
+
+
+def _told(world: World, jobs: Sequence[JobView], unplaced: Mapping[str, str]) -> Mapping[str, str]:
+    """Why jobs have no place, in the same words whichever policy was asked and whether it planned anew or added to a plan."""
+    home, told = world.settings.default_region, dict(unplaced)
+    for job in jobs if unplaced else ():
+        if job.id in unplaced and job.state in WAITING:
+            told[job.id] = why_no_place(job.flex, world.regions, home) or unplaced[job.id]
+    return told
 
 
 def compiles(name: str) -> bool:

@@ -157,6 +157,7 @@ def job_view(job: Json) -> RenderableType:
                 ("finished", when(job.get("finished_at"))),
                 ("earliest", when(job.get("earliest_at"))),
                 ("deadline", when(job.get("deadline_at"))),
+                ("deadline met", None if job.get("deadline_met") is None else "yes" if job["deadline_met"] else "no"),
                 ("late by", span(job.get("late_s")) if job.get("late_s") else None),
                 ("run time", span(job.get("runtime_s"))),
                 ("remaining", None if ended else span(job.get("remaining_s"))),

@@ -68,7 +68,7 @@ from dispatcher.signal_book import ChainStatus, SignalBook
 from dispatcher.store import Attempt, Job, Store
 from dispatcher.store.migrate import upgrade
 from dispatcher.store.sql import SqlStore
-from policies.world import Alternative, Pausable
+from policies.world import Alternative, Pausable, RegionView
 from signals.series import SlotSeries
 from signals.store import SignalStore
 
@@ -170,6 +170,10 @@ class ControlPlane:
     def snapshot(self) -> Snapshot:
         """What was last seen."""
         return self._control.snapshot()
+
+    def region_views(self) -> tuple[RegionView, ...]:
+        """The regions as they were last decided on."""
+        return self._control.region_views()
 
     def fleet(self) -> Fleet:
         """What every GPU draws now."""

@@ -10,13 +10,17 @@ from dispatcher.api.services import AlarmStatus, LoopStatus, RegionStatus
 from dispatcher.loops import Loop
 from dispatcher.regions import Region
 from dispatcher.store import Attempt
+from policies.fit import never_fits
 from policies.freezing import frozen_w
-from policies.world import PLACED, Action, Alarm, JobState, JobView, Plan, World
+from policies.turns import WAITING
+from policies.world import PLACED, Action, Alarm, JobState, JobView, Plan, RegionView, World
 
 #: So many job ids are named in an alarm.
 _NAMED = 5
 #: What it means that a loop fails, where that is not plain.
 _MEANS = {"control": ", so nothing new is decided: no job starts and no new limit comes into force"}
+#: The key of the alarm of jobs that no region could ever run.
+TOO_LARGE = "jobs too large"
 
 
 def decided(actions: Sequence[Action], now: datetime) -> list[AlarmStatus]:
@@ -73,15 +77,48 @@ def running_late(views: Iterable[JobView], now: datetime) -> set[str]:
     return late
 
 
+def overdue(views: Iterable[JobView], now: datetime) -> set[str]:
+    """Waiting jobs whose deadlines have passed: the plan has no word of those that it cannot place."""
+    return {
+        view.id
+        for view in views
+        if view.flex.deadline_at is not None
+        and view.flex.deadline_at < now
+        and view.state in WAITING
+        and not view.cancel_requested
+    }
+
+
+def too_large(world: World, now: datetime) -> list[AlarmStatus]:
+    """One alarm for all jobs that no region could run even with nothing else in it."""
+    home = world.settings.default_region
+    found = {view.id: why for view in world.jobs if (why := _never_fits(view, world.regions, home)) is not None}
+    if not found:
+        return []
+    ids = sorted(found)
+    others = f" ({len(ids)} such jobs: {_names(ids)})" if len(ids) > 1 else ""
+    return [AlarmStatus(TOO_LARGE, None, f"job {ids[0]} {found[ids[0]]}{others}", now)]
+
+
+def _never_fits(view: JobView, regions: Sequence[RegionView], home: str | None) -> str | None:
+    waits = view.state in WAITING or view.state is JobState.LAUNCHING
+    return never_fits(view.flex, regions, home) if waits and not view.cancel_requested else None
+
+
+def _names(ids: Sequence[str]) -> str:
+    return ", ".join(ids[:_NAMED]) + (f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else "")
+
+
 def late(plan: Plan | None, views: Mapping[str, JobView], placed: Iterable[str], now: datetime) -> list[AlarmStatus]:
-    """One alarm for all jobs that cannot end in time: those that the plan has late, and those that run late (``placed``)."""
+    """One alarm for all jobs that cannot end in time: those that the plan has late, those that run late
+    (``placed``), and those that wait after their deadlines."""
     planned = {p.job_id for p in plan.placements.values() if p.late_s > 0} if plan is not None else set()
     running = running_late((views[job_id] for job_id in placed if job_id in views), now)
-    ids = sorted((planned & views.keys()) | running)
+    ids = sorted((planned & views.keys()) | running | overdue(views.values(), now))
     if not ids:
         return []
-    named = ", ".join(ids[:_NAMED]) + (f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else "")
-    return [AlarmStatus("late", None, f"{len(ids)} cannot end by their deadlines any more as things stand: {named}", now)]
+    sentence = f"{len(ids)} cannot end by their deadlines any more as things stand: {_names(ids)}"
+    return [AlarmStatus("late", None, sentence, now)]
 
 
 def failing(loops: Iterable[Loop]) -> list[AlarmStatus]:

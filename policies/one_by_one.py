@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from policies.demand_charge import Draw, peaks_of, reserved_cost
+from policies.fit import pool_for
 from policies.grid import Grid, Lane, make_grid, make_lane
 from policies.peak_shaving import Shaving, Verdict
 from policies.placing import (
@@ -27,7 +28,6 @@ from policies.placing import (
     go_on,
     make_tasks,
     measure_alone,
-    pool_for,
     price_waits,
 )
 from policies.sentences import FINEST, amount, hhmm, kw
@@ -391,7 +391,7 @@ def _placement(
         reason=f"{reason}; {peak_note}" if peak_note else reason,
         run_now_cost=at_once.cost if at_once is not None else None,
         alternatives=alternatives,
-        gpu_type=pool.gpu_type if (pool := pool_for(job, lane.view)) is not None else None,
+        gpu_type=pool.gpu_type if (pool := pool_for(job.flex, lane.view)) is not None else None,
     )
 
 

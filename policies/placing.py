@@ -10,8 +10,9 @@ import numpy as np
 
 from policies.alone import alone, shape_of
 from policies.demand_charge import Added, added_to
+from policies.fit import fits, why_unfit
 from policies.grid import Bools, Floats, Grid, Lane, shifted_away
-from policies.world import SLACK, GpuPool, JobState, JobView, Pausable, RegionView, World
+from policies.world import SLACK, JobState, JobView, Pausable, RegionView, World
 
 #: A new place must be this much cheaper (share of cost) before a running job is moved or a planned start is changed.
 HYSTERESIS = 0.02
@@ -148,10 +149,13 @@ def make_tasks(world: World) -> tuple[list[Task], dict[str, str]]:
             resumed_s = flex.restart_s if job.attempt > 1 else 0.0
             work_s = max(work_s + resumed_s - (now - job.run_started_at).total_seconds(), min(60.0, work_s))
         named = [view for view in world.regions if not flex.regions or view.name in flex.regions]
+<<<<<<< HEAD
         usable = tuple(v for v in named if (movable and v.name == job.region) or (v.reachable and fits(job, v)))
+=======
+        usable = tuple(v for v in named if (movable and v.name == job.region) or (v.reachable and fits(flex, v)))
+>>>>>>> ea31c72 (A job that no region can ever run says so from its submission on, counts as late, and doctor and savings name it)
         if not usable:
-            silent = [view.name for view in named if not view.reachable]
-            unplaced[job.id] = f"waits: {_why_unfit(job, named, silent)}"
+            unplaced[job.id] = f"waits: {why_unfit(flex, named)}"
             continue
         deadline = flex.deadline_at
         implied_s = (job.submitted_at - now).total_seconds() + settings.horizon_s
@@ -176,6 +180,7 @@ def make_tasks(world: World) -> tuple[list[Task], dict[str, str]]:
     return tasks, unplaced
 
 
+<<<<<<< HEAD
 def _why_unfit(job: JobView, named: list[RegionView], silent: list[str]) -> str:
     """Why none of a job's regions can take it, one clause each."""
     clauses = [f"{', '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer"] if silent else []
@@ -213,6 +218,8 @@ def pool_for(job: JobView, view: RegionView) -> GpuPool | None:
     return max(able, key=lambda pool: types.get(pool.gpu_type, 1.0), default=None)
 
 
+=======
+>>>>>>> ea31c72 (A job that no region can ever run says so from its submission on, counts as late, and doctor and savings name it)
 def entry_of(job: JobView, view: RegionView, world: World) -> Entry:
     """What beginning (or resuming) in a region costs a job that does not run there."""
     resumed = job.state in (JobState.PAUSED, JobState.RUNNING)

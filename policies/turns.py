@@ -4,6 +4,7 @@ again. Pure; policies.decide asks this of every job each tick, a backtest of tho
 
 from datetime import UTC, datetime, timedelta
 
+from policies.fit import never_fits
 from policies.freezing import WORTH_FREEZING_S, freezes, left_s, may_freeze, wake_margin_s, why_not
 from policies.room import Room
 from policies.sentences import hhmm, span
@@ -183,6 +184,9 @@ def launch_or_hold(
         return None  # its sentence already says what happened
     if not flex.flexible:
         return _launch_anywhere(job, world, room, "starts at once: it has no gridshift metadata", home=True)
+    never = never_fits(flex, (here.view for here in room.values()), None)
+    if never is not None:
+        return _hold(job, never, world)
     if job.run_now:
         return _launch_anywhere(job, world, room, RUN_NOW, home=False, lead_s=lead_s(job, world))
     if flex.earliest_at is not None and now < flex.earliest_at:

@@ -16,8 +16,9 @@ from dispatcher.config import RegionConfig
 from dispatcher.power.accounts import MEASURED, MODELLED, PARTLY_MEASURED, SIMULATED, together
 from dispatcher.store import Attempt, Job
 from policies.accounting import weighted_mean
+from policies.fit import never_fits
 from policies.flexibility import PREFIX
-from policies.world import JobState, World
+from policies.world import JobState, RegionView, World
 from signals.forecast import usable
 from signals.points import Kind, SignalError, SignalPoint
 from signals.series import SlotSeries
@@ -152,6 +153,24 @@ def report(
         "totals": totals,
         "caveats": caveats,
     }
+
+
+def with_waiting(
+    report: dict[str, Any], waiting: Sequence[Job], regions: Sequence[RegionView], home: str, now: datetime
+) -> dict[str, Any]:
+    """The report, and what it has to say of jobs that wait: after its deadline one has missed it already, and one that no
+    region could ever run is in none of the figures. ``home`` is the default region."""
+    waiting = [job for job in waiting if job.cancel_requested_at is None]
+    overdue = [job for job in waiting if job.flex.deadline_at is not None and job.flex.deadline_at < now]
+    never = [job.id for job in waiting if never_fits(job.flex, regions, home) is not None]
+    caveats = list(report["caveats"])
+    if overdue:
+        caveats.append(f"deadline misses count {len(overdue)} of jobs that wait and whose deadlines have passed")
+    if never:
+        named = ", ".join(never[:5]) + (f" and {len(never) - 5} more" if len(never) > 5 else "")
+        caveats.append(f"{len(never)} jobs wait that no region can ever run as things are: {named}")
+    totals = {**report["totals"], "deadline_misses": report["totals"]["deadline_misses"] + len(overdue)}
+    return {**report, "totals": totals, "caveats": caveats}
 
 
 def _restart_caveats(ran: Sequence[Job]) -> list[str]:

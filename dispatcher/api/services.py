@@ -23,7 +23,7 @@ from dispatcher.power.site_meters import SiteMeters
 from dispatcher.serving.watch import ServingStatus
 from dispatcher.signal_book import ChainStatus
 from dispatcher.store import Job, Store
-from policies.world import Alternative, World
+from policies.world import Alternative, RegionView, World
 from signals.points import Kind, SignalPoint
 from signals.series import SlotSeries
 
@@ -190,6 +190,10 @@ class Services(Protocol):
 
     def snapshot(self) -> Snapshot:
         """What was last seen. Cheap."""
+        ...
+
+    def region_views(self) -> tuple[RegionView, ...]:
+        """The regions as they were last decided on; none before that. Cheap."""
         ...
 
     def fleet(self) -> Fleet:

@@ -18,6 +18,7 @@ from dispatcher.config import Config
 from dispatcher.errors import BadInput
 from dispatcher.packages import package_names
 from dispatcher.store import Job, Request
+from policies.fit import never_fits
 from policies.flexibility import FlexibilityDefaults, FlexibilityError, deadline_warning, parse_flexibility
 from policies.world import Flexibility, JobState
 
@@ -67,6 +68,7 @@ def job_from_body(body: bytes, services: Services, now: datetime) -> Job:
         _check_size(request)
     _check_packages(request.runtime_env, services)
     flex = _flexibility(request, services.config, now)
+    never = never_fits(flex, services.region_views(), default_region(services.config))
     warning = deadline_warning(flex, now)
     return Job(
         id=job_id or new_job_id(),
@@ -75,13 +77,18 @@ def job_from_body(body: bytes, services: Services, now: datetime) -> Job:
         state=JobState.QUEUED,
         state_since=now,
         submitted_at=now,
-        reason="submitted" if warning is None else f"submitted; warning: it {warning}",
+        reason=never or ("submitted" if warning is None else f"submitted; warning: it {warning}"),
     )
+
+
+def default_region(config: Config) -> str:
+    """Where a job without wishes goes; empty without a region."""
+    return config.planning.default_region or (config.regions[0].name if config.regions else "")
 
 
 def _flexibility(request: Request, config: Config, now: datetime) -> Flexibility:
     planning, names = config.planning, [region.name for region in config.regions]
-    home = planning.default_region or (names[0] if names else "")
+    home = default_region(config)
     defaults = FlexibilityDefaults(
         runtime_s=planning.default_runtime_s,
         gpu_power_w=planning.default_gpu_power_w,

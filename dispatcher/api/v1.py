@@ -20,6 +20,7 @@ from dispatcher.api.ray_jobs import RayJobs
 from dispatcher.api.self_service import read_result
 from dispatcher.api.services import Services
 from dispatcher.api.strict_json import parse_object
+from dispatcher.api.submissions import default_region
 from dispatcher.errors import BadInput, GridshiftError, NotFound
 from dispatcher.power.accounts import MODELLED
 from dispatcher.power.fleet import basis_of, caps_on
@@ -41,12 +42,16 @@ class V1:
         self._explaining = anyio.CapacityLimiter(EXPLAINED_AT_ONCE)
         self._savings = savings.Remembered(self._make_savings, _REPORT_KEPT_S, time.monotonic)
 
+    def _job_json(self, job: Job) -> dict[str, Any]:
+        services = self._services
+        return views.job_json(job, services.region_views(), default_region(services.config), services.clock.now())
+
     # --- jobs -----------------------------------------------------------------------------------------------------
 
     async def submit(self, request: Request) -> Response:
         """Submit a job: Ray's fields (entrypoint, submission_id, runtime_env, metadata, entrypoint_num_gpus ...)."""
         job = await self._ray_jobs.admit(await request.body())
-        return json_response(views.job_json(job), 201)
+        return json_response(self._job_json(job), 201)
 
     async def jobs(self, request: Request) -> Response:
         """A page of jobs, newest first: ``?state=&team=&cursor=&limit=`` (100 without a limit)."""
@@ -65,7 +70,7 @@ class V1:
             page = self._services.store.page(
                 state=state, team=query.get("team") or None, cursor=query.get("cursor") or None, limit=int(limit_text)
             )
-            return json_bytes({"jobs": [views.job_json(job) for job in page.jobs], "next_cursor": page.next_cursor})
+            return json_bytes({"jobs": [self._job_json(job) for job in page.jobs], "next_cursor": page.next_cursor})
 
         return Response(await in_thread(body), media_type="application/json")
 
@@ -76,7 +81,7 @@ class V1:
             job = intents.visible_job(self._services, request.path_params["job_id"])
             attempts = [views.attempt_json(attempt) for attempt in self._services.store.attempts(job.id)]
             caps = caps_on(self._services.fleet(), job.id) if job.state in PLACED else []
-            return {**views.job_json(job), "attempts": attempts, "caps": [views.cap_json(*one) for one in caps]}
+            return {**self._job_json(job), "attempts": attempts, "caps": [views.cap_json(*one) for one in caps]}
 
         return json_response(await in_thread(read))
 
@@ -91,19 +96,19 @@ class V1:
 
     async def cancel(self, request: Request) -> Response:
         """Cancel a job; 409 when it has ended otherwise."""
-        return json_response(views.job_json(await in_thread(intents.cancel, self._services, request.path_params["job_id"])))
+        return json_response(self._job_json(await in_thread(intents.cancel, self._services, request.path_params["job_id"])))
 
     async def pause(self, request: Request) -> Response:
         """Hold a job until it is resumed; a running one is asked for a checkpoint first. 409 when it cannot be paused."""
-        return json_response(views.job_json(await in_thread(intents.pause, self._services, request.path_params["job_id"])))
+        return json_response(self._job_json(await in_thread(intents.pause, self._services, request.path_params["job_id"])))
 
     async def resume(self, request: Request) -> Response:
         """Let a held job go on as the plan has it."""
-        return json_response(views.job_json(await in_thread(intents.resume, self._services, request.path_params["job_id"])))
+        return json_response(self._job_json(await in_thread(intents.resume, self._services, request.path_params["job_id"])))
 
     async def run_now(self, request: Request) -> Response:
         """Let a waiting job start at once, whatever power costs, as soon as limits leave room. 409 for one that has ended."""
-        return json_response(views.job_json(await in_thread(intents.run_now, self._services, request.path_params["job_id"])))
+        return json_response(self._job_json(await in_thread(intents.run_now, self._services, request.path_params["job_id"])))
 
     async def logs(self, request: Request) -> Response:
         """The logs of all attempts as one text."""
@@ -146,7 +151,7 @@ class V1:
         others, not_told = await self._alternatives(placement)
         return json_response(
             {
-                "job": views.job_json(job),
+                "job": self._job_json(job),
                 "placement": (
                     {**views.placement_json(placement), "cap": placement.cap, "gpu_type": placement.gpu_type}
                     if placement is not None
@@ -263,7 +268,8 @@ class V1:
 
     def _make_savings(self) -> dict[str, Any]:
         services = self._services
-        jobs = [job for job in services.store.ray_jobs(savings.JOBS_COVERED) if job.state in ENDED]
+        known = services.store.ray_jobs(savings.JOBS_COVERED)
+        jobs, waiting = [job for job in known if job.state in ENDED], [job for job in known if job.state in WAITING]
         regions = {region.name: region for region in services.config.regions}
         now = services.clock.now()
         chains = [chain for chain in services.signal_chains(now) if chain.what == "price"]
@@ -271,7 +277,8 @@ class V1:
         # What a job drew tells how long it ran only where that was worked out of its run time.
         measured = [job for job in jobs if job.energy_kwh and job.energy_basis not in (None, MODELLED)]
         ran_s = {job.id: savings.ran_seconds(services.store.attempts(job.id)) for job in measured}
-        return savings.report(jobs, services.snapshot().world, regions, services.signals, now, feeds, ran_s)
+        report = savings.report(jobs, services.snapshot().world, regions, services.signals, now, feeds, ran_s)
+        return savings.with_waiting(report, waiting, services.region_views(), default_region(services.config), now)
 
 
 def waits_as_planned(job: Job) -> bool:

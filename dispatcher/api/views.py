@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from dispatcher.api.savings import missed
 from dispatcher.api.services import AlarmStatus, LoopStatus, RegionStatus
 from dispatcher.config import RegionConfig
 from dispatcher.power.accounts import MODELLED
@@ -11,8 +12,10 @@ from dispatcher.power.fleet import GpuView
 from dispatcher.power.hub import LeaseLive
 from dispatcher.signal_book import SourceStatus
 from dispatcher.store import Attempt, GridEvent, GridEventChange, Job, JobEvent
+from policies.fit import never_fits
 from policies.flexibility import deadline_warning
 from policies.sentences import hhmm
+from policies.turns import WAITING
 from policies.world import Alternative, JobState, Placement, Plan, RegionView, Settings
 from signals.series import SlotSeries
 
@@ -26,7 +29,6 @@ RAY_STATUS = {
     JobState.FAILED: "FAILED",
     JobState.CANCELLED: "STOPPED",
 }
-_WAITING = frozenset({JobState.QUEUED, JobState.PAUSED})
 REDACTED = "<redacted>"
 
 
@@ -44,23 +46,47 @@ def remaining_s(job: Job) -> float:
     return 0.0 if job.finished_at is not None else max(0.0, job.flex.runtime_s - job.progress_s)
 
 
-def late_s(job: Job) -> float | None:
-    """By how much an ended job missed its deadline, seconds; None without a deadline, for one that has not ended, and for one
-    that was cancelled."""
+def late_s(job: Job, now: datetime | None = None) -> float | None:
+    """By how much a job missed its deadline, seconds, so far where it has not ended by ``now``; None without a deadline, for
+    one that is not late yet, and for one that was cancelled."""
     deadline = job.flex.deadline_at
-    if deadline is None or job.finished_at is None or job.state is JobState.CANCELLED:
+    if deadline is None or job.state is JobState.CANCELLED:
         return None
-    return max(0.0, (job.finished_at - deadline).total_seconds())
+    if job.finished_at is not None:
+        return max(0.0, (job.finished_at - deadline).total_seconds())
+    return (now - deadline).total_seconds() if now is not None and now > deadline else None
 
 
-def job_json(job: Job) -> dict[str, Any]:
-    """A job as our API tells it. Its runtime_env stays out: it may carry secrets."""
+def deadline_met(job: Job, now: datetime | None = None) -> bool | None:
+    """Whether a job kept its deadline; None without one, while it can still be kept, and for one that was cancelled. A job that
+    failed did not do by then what it was for."""
+    if job.flex.deadline_at is None or job.state is JobState.CANCELLED:
+        return None
+    if job.finished_at is not None:
+        return not missed(job)
+    return False if late_s(job, now) is not None else None
+
+
+def warning_of(job: Job, regions: Sequence[RegionView] = (), home: str | None = None) -> str | None:
+    """What its owner should know of a job that will not go as was asked; None for others. ``home`` is the default region."""
+    if job.finished_at is not None:
+        return None
+    waits = job.state in WAITING or job.state is JobState.LAUNCHING
+    never = never_fits(job.flex, regions, home) if waits else None
+    return never or deadline_warning(job.flex, job.submitted_at)
+
+
+def job_json(
+    job: Job, regions: Sequence[RegionView] = (), home: str | None = None, now: datetime | None = None
+) -> dict[str, Any]:
+    """A job as our API tells it ``now``, where ``regions`` are as they are; ``home`` is the default one. Its runtime_env stays
+    out: it may carry secrets."""
     flex = job.flex
     return {
         "id": job.id,
         "state": job.state.value,
         "reason": job.reason,
-        "warning": deadline_warning(flex, job.submitted_at) if job.finished_at is None else None,
+        "warning": warning_of(job, regions, home),
         "entrypoint": job.request.entrypoint,
         "metadata": dict(job.request.metadata),
         "region": job.region,
@@ -71,7 +97,8 @@ def job_json(job: Job) -> dict[str, Any]:
         "planned_region": job.planned_region,
         "planned_start_at": time_of(job.planned_start_at),
         "deadline_at": time_of(flex.deadline_at),
-        "late_s": late_s(job),
+        "late_s": late_s(job, now),
+        "deadline_met": deadline_met(job, now),
         "earliest_at": time_of(flex.earliest_at),
         "runtime_s": flex.runtime_s,
         "remaining_s": remaining_s(job),
@@ -133,7 +160,7 @@ def ray_message(job: Job) -> str:
     """The sentence that ``ray job status`` shows: why, and for a waiting job when and where it is planned, unless its reason
     says so."""
     text = job.reason or job.state.value
-    if job.state in _WAITING and job.planned_start_at is not None:
+    if job.state in WAITING and job.planned_start_at is not None:
         start = hhmm(job.planned_start_at)
         if f"{job.planned_region} from {start}" not in text:  # the words of a plan's own sentence
             text += f" (planned start {start}{f' in {job.planned_region}' if job.planned_region else ''})"

@@ -80,6 +80,7 @@ class FakeServices:
         )
         self.plan: Any = None
         self.planner = "ready"
+        self.views: tuple[RegionView, ...] | None = None
         self.explains: tuple[Alternative, ...] | GridshiftError = ()
         self.chains = [north_price(datetime(2026, 1, 1, tzinfo=UTC))]
         self.loads: dict[str, SlotSeries] = {}
@@ -136,6 +137,10 @@ class FakeServices:
         """North's price is from its second source, for the first does not answer."""
         self.asked_as_of = now
         return self.chains
+
+    def region_views(self) -> tuple[RegionView, ...]:
+        """What a test sets, else those of the snapshot."""
+        return self.views if self.views is not None else self.snapshot().world.regions
 
     def snapshot(self) -> Snapshot:
         """Two regions, one of them silent."""

@@ -13,7 +13,7 @@ from dispatcher.clock import VirtualClock
 from dispatcher.config import RegionConfig
 from dispatcher.errors import GridshiftError
 from dispatcher.store import Attempt
-from policies.world import Alternative, JobState, Placement, Plan
+from policies.world import Alternative, JobState, Placement, Plan, RegionView
 from signals.points import Kind, Quality, SignalPoint
 from tests.api.fake import FakeServices, Server, in_an_hour
 
@@ -56,6 +56,61 @@ def test_a_deadline_that_cannot_be_met_is_taken_with_a_warning(
     assert "warning: it cannot end by its deadline" in server.get(f"/api/jobs/{job['id']}")["message"]
     fine = server.call("POST", "/v1/jobs", json={"entrypoint": "true", "metadata": {"gridshift.deadline": "6h"}}).json()
     assert fine["warning"] is None and fine["reason"] == "submitted"
+
+
+def large(gpus: float) -> RegionView:
+    return RegionView("north", True, gpus, None, None, None, None)
+
+
+def test_a_job_that_no_region_can_ever_run_is_taken_with_a_warning(server: Server, services: FakeServices) -> None:
+    south = RegionView("south", True, 1.0, None, None, None, None)
+    services.views = (large(1.0), south)
+    body = {"entrypoint": "true", "entrypoint_num_gpus": 8, "metadata": {"gridshift.deadline": "6h"}}
+    answer = server.call("POST", "/v1/jobs", json=body)
+    assert answer.status_code == 201
+    job = answer.json()
+    said = "it needs 8 GPUs and the largest of its 2 regions, north, has 1; ask for at most 1, or add GPUs there"
+    assert job["warning"] == job["reason"] == f"can never start as things are: {said}"
+    assert server.get(f"/api/jobs/{job['id']}")["message"] == job["reason"]
+    assert server.get(f"/v1/plan/{job['id']}")["why"] == job["reason"]
+    assert server.get("/v1/jobs")["jobs"][0]["warning"] == job["reason"]
+    caveats = server.get("/v1/savings")["caveats"]
+    assert f"1 jobs wait that no region can ever run as things are: {job['id']}" in caveats
+    plain = server.call("POST", "/v1/jobs", json={"entrypoint": "true", "entrypoint_num_gpus": 8}).json()
+    assert "its region, north, has 1" in plain["warning"], "a job without wishes goes to the default region"
+    for known in ((large(8.0), south), (large(1.0), replace(south, reachable=False))):
+        services.views = known
+        assert server.get(f"/v1/jobs/{job['id']}")["warning"] is None, "a region grew, or one is not known any more"
+    assert server.call("POST", "/v1/jobs", json=body).json()["reason"] == "submitted"
+
+
+def test_a_job_tells_whether_it_kept_its_deadline(server: Server, services: FakeServices) -> None:
+    services.clock = VirtualClock(datetime(2026, 1, 1, tzinfo=UTC))
+    for job_id in ("in time", "late", "fails", "goes", "waits"):
+        job_id = job_id.replace(" ", "-")
+        assert server.submit(job_id, metadata={**FLEX, "gridshift.deadline": "2h", "gridshift.runtime": "1h"}).ok
+    server.submit("free", metadata=FLEX)
+    attempts = {job_id: services.launch(job_id) for job_id in ("in-time", "late", "fails", "free")}
+    services.clock.advance(3600)
+    services.end(attempts["in-time"], JobState.SUCCEEDED)
+    services.end(attempts["fails"], JobState.FAILED)
+    services.end(attempts["free"], JobState.SUCCEEDED)
+    services.change("goes", to=JobState.CANCELLED)
+    assert server.get("/v1/jobs/waits")["deadline_met"] is None
+    services.clock.advance(2 * 3600)
+    services.end(attempts["late"], JobState.SUCCEEDED)
+    told = {job["id"]: (job["deadline_met"], job["late_s"]) for job in server.get("/v1/jobs")["jobs"]}
+    assert told == {
+        "in-time": (True, 0.0),
+        "late": (False, 3600.0),
+        "fails": (False, 0.0),
+        "goes": (None, None),
+        "free": (None, None),
+        "waits": (False, 3600.0),
+    }
+    savings_told = server.get("/v1/savings")
+    assert savings_told["totals"]["deadline_misses"] == 3
+    assert "deadline misses count 1 of jobs that wait and whose deadlines have passed" in savings_told["caveats"]
 
 
 def test_pages(server: Server, services: FakeServices) -> None:

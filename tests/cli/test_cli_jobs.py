@@ -31,6 +31,15 @@ def test_submit_without_flags_is_bare_and_a_single_word_is_a_shell_line(api: Fak
     assert sent["entrypoint"] == "cd x && python y.py" and "metadata" not in sent and "runtime_env" not in sent
 
 
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+def test_what_is_wrong_with_a_job_that_was_taken_is_told_on_stderr(api: FakeApi, run: Run, flags: tuple[str, ...]) -> None:
+    warning = "can never start as things are: it needs 8 GPUs"
+    api.answers["POST", "/v1/jobs"] = lambda body: (201, {"id": "j", "state": "queued", "reason": warning, "warning": warning})
+    result = run("submit", "--gpus", "8", *flags, "--", "true")
+    assert result.exit_code == 0 and f"warning: job j {warning}\n" in result.stderr and result.stderr.count(warning) == 1
+    assert (json.loads(result.stdout)["id"] if flags else result.stdout.strip()) == "j"
+
+
 def test_submit_resources_environment_and_folder(api: FakeApi, run: Run, tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text("x")
     (tmp_path / "big.bin").write_text("y")
@@ -95,6 +104,7 @@ def test_list_show_and_events(api: FakeApi, run: Run) -> None:
         "reason": "runs [bold]\x1b[2J",
         "warning": "cannot end by its deadline 2026-01-02 02:04Z",
         "late_s": 5460.0,
+        "deadline_met": False,
         "deadline_at": "2026-01-02T03:04:00+01:00",
         "runtime_s": 5400.0,
         "cost": 0.0,
@@ -118,6 +128,7 @@ def test_list_show_and_events(api: FakeApi, run: Run) -> None:
     assert json.loads(run("jobs", "--json").stdout) == {"jobs": [api.jobs["j1"]], "next_cursor": None, "alarms": None}
     shown = run("jobs", "show", "j1").stdout
     assert "cannot end by its deadline" in shown and "1h 31m" in shown
+    assert [line.split() for line in shown.splitlines() if "deadline met" in line] == [["deadline", "met", "no"]]
     assert "1h 30m" in shown and "0.000 EUR" in shown and "lives" in shown and "\x1b" not in shown
     assert json.loads(run("jobs", "show", "j1", "--json").stdout) == api.jobs["j1"]
     assert "asked for" in run("jobs", "events", "j1").stdout

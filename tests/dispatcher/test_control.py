@@ -18,6 +18,7 @@ from dispatcher.job_changes import launch_change, view_of
 from dispatcher.reconcile import Usage
 from dispatcher.simulation import Simulation
 from dispatcher.store import Attempt, Change, Job, Request
+from policies.fit import never_fits
 from policies.flexibility import parse_flexibility
 from policies.serving import Level
 from policies.turns import HELD
@@ -68,6 +69,38 @@ def test_what_starts_at_once_waits_too_while_serving_is_at_risk() -> None:
     sim.control.guards = lambda region: ()
     advance(sim, 10)
     assert state(sim, "j") is JobState.RUNNING
+
+
+def test_a_job_that_no_region_can_ever_run_says_one_thing_counts_as_late_and_runs_once_one_can() -> None:
+    sim = simulation(gpus=None)
+    sim.clusters["a"].gpus = 4.0
+    advance(sim, 3)
+    submit(sim, "j", gpus=8.0, deadline="10m", runtime="5m")
+    submit(sim, "held", gpus=8.0, deadline="10m", runtime="5m", earliest="2m")
+    for _ in range(30):
+        advance(sim, 30)
+    said = {event.reason for event in sim.store.events("j")} | {event.reason for event in sim.store.events("held")}
+    never = never_fits(sim.store.job("j").flex, sim.control.region_views(), "a")  # type: ignore[union-attr]
+    assert said == {"submitted", never} and never is not None and "it needs 8 GPUs and its region, a, has 4" in never
+    plan = sim.control.snapshot().world.plan
+    assert plan is not None and plan.unplaced == {"j": never, "held": never}
+    alarms = {alarm.key: alarm.sentence for alarm in sim.control.snapshot().alarms}
+    assert alarms["late"] == "2 cannot end by their deadlines any more as things stand: held, j"
+    assert alarms["jobs too large"] == f"job held {never} (2 such jobs: held, j)"
+    sim.clusters["a"].gpus = 8.0
+    advance(sim, 90)
+    assert {state(sim, "j"), state(sim, "held")} >= {JobState.RUNNING}
+    assert "jobs too large" not in {alarm.key for alarm in sim.control.snapshot().alarms}
+
+
+def test_a_job_without_wishes_that_is_too_large_for_its_cluster_says_so_from_the_first_moment_on() -> None:
+    sim = simulation(price=[{"feed": "synthetic", "price_swing": 0.0, "noise": 0.0}])
+    advance(sim, 3)
+    job = submit(sim, "j", gpus=9.0)
+    assert "a has 4 GPUs and it needs 9" in job.reason
+    advance(sim, 60)
+    assert {event.reason for event in sim.store.events("j")} == {"submitted", job.reason}
+    assert "jobs too large" in {alarm.key for alarm in sim.control.snapshot().alarms}
 
 
 def test_what_was_decided_before_a_pause_does_not_talk_it_over() -> None:

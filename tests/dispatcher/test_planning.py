@@ -9,6 +9,7 @@ import pytest
 
 from dispatcher.planning import NO_PLACE, WARMING_UP, Made, NoPlanThere, Placed, Planner
 from dispatcher.standing_plan import StandingPlan, wants_place
+from policies.fit import never_fits
 from policies.world import Alternative, JobState, JobView, Plan, Settings, World
 from tests.dispatcher.faulty import Simple, Waits
 from tests.helpers import wait_until
@@ -67,8 +68,20 @@ def test_what_no_region_can_take_is_told() -> None:
     planner, policy = simple()
     planner.plan(two("j1"))
     policy.place = lambda world, jobs, why: {}  # type: ignore[method-assign]
-    placed = planner.insert(two(), [job("wide", gpus=99.0)])
-    assert placed.unplaced == {"wide": NO_PLACE}
+    placed = planner.insert(two(), [job("crowded", gpus=8.0)])
+    assert placed.unplaced == {"crowded": NO_PLACE}
+
+
+@pytest.mark.parametrize("policy", ["gridshift", "lowest-window", "simple"])
+def test_why_no_region_can_ever_take_a_job_is_told_in_one_way(policy: str) -> None:
+    planner = Planner() if policy != "simple" else simple()[0]
+    around = world([job("j1"), job("wide", gpus=99.0)], [region("a", [10.0] * 96)], policy=policy)
+    told = {planner.plan(around, instead).plan.unplaced.get("wide") for instead in ("", "warming up")}
+    told.add(planner.insert(around, [job("wide too", gpus=99.0)]).unplaced["wide too"])
+    if policy == "simple":
+        told.discard(None)  # it places whatever it is asked
+    [sentence] = told
+    assert sentence == never_fits(job("wide", gpus=99.0).flex, around.regions, "a") and sentence is not None
 
 
 def test_jobs_that_come_and_go_while_a_plan_is_made_are_in_it_or_not(tmp_path: Path) -> None:

@@ -234,6 +234,10 @@ def test_port_that_is_ours_already() -> None:
     assert level == "ok" and "control plane listens" in says and none == ("ok", "none stands", "")
     with http(Answer(body={"energy_basis": "modelled", "alarms": [{"sentence": "eu is above its limit"}]})) as port:
         assert lines(doctor.check_port(config(f"[server]\nport = {port}\n")))[1][:2] == ("warn", "eu is above its limit")
+    large = {"key": "jobs too large", "sentence": "job j can never start as things are: it needs 8 GPUs"}
+    with http(Answer(body={"energy_basis": "modelled", "alarms": [large]})) as port:
+        _, (level, says, remedy) = lines(doctor.check_port(config(f"[server]\nport = {port}\n")))
+    assert (level, says) == ("warn", large["sentence"]) and "submit it again with less" in remedy
     silent = {"key": "unreachable eu", "sentence": "eu does not answer: no connection"}
     with http(Answer(body={"energy_basis": "modelled", "alarms": [silent]})) as port:
         _, (level, _, remedy) = lines(doctor.check_port(config(f"[server]\nport = {port}\n")))

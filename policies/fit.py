@@ -1,0 +1,110 @@
+"""Whether a region could ever take a job, even with nothing else in it, and the sentence for one that none can. Pure.
+
+It knows nothing of what runs there, nor of limits that come and go: what is said here changes only when a region does.
+"""
+
+from collections.abc import Iterable
+
+from policies.world import SLACK, Flexibility, GpuPool, RegionView
+
+#: How the sentence of a job begins that none of its regions could ever run.
+NEVER = "can never start as things are: "
+#: So many regions are named one by one.
+_NAMED = 3
+
+
+def pool_for(flex: Flexibility, view: RegionView) -> GpuPool | None:
+    """The pool on which a job would run fastest, of those that it accepts and fits into; None without one."""
+    types = flex.gpu_types
+    able = [pool for pool in view.pools if pool.gpus + SLACK >= flex.gpus and (not types or pool.gpu_type in types)]
+    return max(able, key=lambda pool: types.get(pool.gpu_type, 1.0), default=None)
+
+
+def fits(flex: Flexibility, view: RegionView) -> bool:
+    """Whether the region could take the job as it states itself, uncapped."""
+    power_fits = view.power_limit_w is None or flex.power_w * view.pue <= view.power_limit_w + SLACK
+    return _has_gpus(flex, view) and power_fits and (view.max_jobs is None or view.max_jobs > 0)
+
+
+def _has_gpus(flex: Flexibility, view: RegionView) -> bool:
+    if view.pools:
+        return pool_for(flex, view) is not None
+    return view.gpus is None or flex.gpus <= view.gpus + SLACK
+
+
+def why_unfit(flex: Flexibility, named: Iterable[RegionView]) -> str:
+    """Why none of these regions, which are all that a job may use, can take it now, one clause each."""
+    named = list(named)
+    silent = [view.name for view in named if not view.reachable]
+    clauses = [f"{', '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer"] if silent else []
+    clauses += [_clause(flex, view) for view in named if view.reachable]
+    return "; ".join(clauses) or "no region is configured"
+
+
+def _clause(flex: Flexibility, view: RegionView) -> str:
+    if view.pools and pool_for(flex, view) is None:
+        there = ", ".join(f"{pool.gpus:g} {pool.gpu_type}" for pool in view.pools)
+        wanted = f" of {', '.join(flex.gpu_types)}" if flex.gpu_types else ""
+        return f"{view.name} has {there} and it needs {flex.gpus:g}{wanted}"
+    if not _has_gpus(flex, view):
+        return f"{view.name} has {view.gpus:g} GPUs and it needs {flex.gpus:g}"
+    if view.power_limit_w is not None and flex.power_w * view.pue > view.power_limit_w + SLACK:
+        return f"{view.name} may draw {view.power_limit_w:g} W and it needs {flex.power_w * view.pue:g} W there"
+    return f"{view.name} takes no jobs"
+
+
+def why_no_place(flex: Flexibility, views: Iterable[RegionView], home: str | None) -> str | None:
+    """Why a waiting job has no place while its regions are as they are; None where one of them could take it. ``home`` is the
+    default region."""
+    named = [view for view in views if _may_use(flex, view, home)]
+    if any(view.reachable and fits(flex, view) for view in named):
+        return None
+    return never_fits(flex, named, home) or f"waits: {why_unfit(flex, named)}"
+
+
+def never_fits(flex: Flexibility, views: Iterable[RegionView], home: str | None) -> str | None:
+    """What is to be said of a job that no region it may use could run even with nothing else in it; None for others, and while
+    one of those regions does not answer: how large it is now is not known. ``home`` is the default region."""
+    named = []
+    for view in views:
+        if _may_use(flex, view, home):
+            if not view.reachable or not _is_too_small(flex, view):
+                return None
+            named.append(view)
+    if not named:
+        return None
+    if any(_has_gpus(flex, view) for view in named):
+        told = "; ".join(_clause(flex, view) for view in named[:_NAMED])
+        more = f"; and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+        return f"{NEVER}{told}{more}; ask for less, or raise what they may take"
+    largest = max(named, key=lambda view: _most_gpus(flex, view))
+    most = _most_gpus(flex, largest)
+    types = f" of {' or '.join(flex.gpu_types)}" if flex.gpu_types and any(view.pools for view in named) else ""
+    where = f"its region, {largest.name}," if len(named) == 1 else f"the largest of its {len(named)} regions, {largest.name},"
+    right = f"ask for at most {most:g}" if most > 0 else "ask for none"
+    return f"{NEVER}it needs {flex.gpus:g} GPUs{types} and {where} has {most:g}; {right}, or add GPUs there"
+
+
+def _most_gpus(flex: Flexibility, view: RegionView) -> float:
+    """The most GPUs that a region has for one job of those types."""
+    if view.pools:
+        return max((pool.gpus for pool in view.pools if not flex.gpu_types or pool.gpu_type in flex.gpu_types), default=0.0)
+    return view.gpus or 0.0
+
+
+def _is_too_small(flex: Flexibility, view: RegionView) -> bool:
+    """Whether a region could not even take the job on the GPUs and under the cap that draw least."""
+    if not _has_gpus(flex, view) or view.max_jobs == 0:
+        return True
+    if view.power_limit_w is None or view.unheard:
+        return False
+    least = min((pool.draw for pool in view.pools), default=1.0)
+    if flex.may_be_slowed:
+        least *= min((point.draw for point in view.caps), default=1.0)
+    return flex.power_w * min(1.0, least) * view.pue > view.power_limit_w + SLACK
+
+
+def _may_use(flex: Flexibility, view: RegionView, home: str | None) -> bool:
+    if not flex.flexible:
+        return view.name == home
+    return not flex.regions or view.name in flex.regions
