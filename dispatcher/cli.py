@@ -269,6 +269,19 @@ _steering("resume", "Let held jobs go on.")
 _steering("run-now", "Start waiting jobs at once, whatever power costs, as soon as power limits leave room.")
 
 
+@jobs.command("delete")
+@click.argument("job_ids", nargs=-1, required=True, metavar="JOB...")
+@over_http
+def jobs_delete(client: Client, job_ids: tuple[str, ...], as_json: bool) -> None:
+    """Take ended jobs off the lists; their ids stay used."""
+    for job_id in job_ids:
+        client.delete(job_id)
+        if not as_json:
+            click.echo(f"job {job_id}: deleted")
+    if as_json:
+        print_json({"deleted": list(job_ids)})
+
+
 @jobs.command("logs")
 @click.argument("job_id")
 @click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended.")
@@ -277,12 +290,17 @@ def jobs_logs(client: Client, job_id: str, follow: bool, as_json: bool) -> None:
     """Print the log of all attempts."""
     if follow and as_json:
         raise click.UsageError("--json prints one object; leave --follow out")
+    text = client.logs(job_id)
+    if not text:
+        job = client.get(job_id)
+        silent = "has written nothing" if job.data.get("started_at") else "has not begun"
+        click.echo(f"job {job_id} {silent}: {job.state}: {job.reason}", err=True)
     if follow:
         _follow(client, client.get(job_id), sys.stdout)
     elif as_json:
-        print_json({"id": job_id, "logs": client.logs(job_id)})
+        print_json({"id": job_id, "logs": text})
     else:
-        sys.stdout.write(client.logs(job_id))
+        sys.stdout.write(text)
 
 
 @jobs.command("events")

@@ -22,9 +22,11 @@ A job that can be paused::
 from __future__ import annotations
 
 import contextlib
+import difflib
 import functools
 import hashlib
 import importlib
+import inspect
 import io
 import json
 import os
@@ -41,7 +43,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import IO, Any, NamedTuple, NoReturn
+from typing import IO, Any, NamedTuple, NoReturn, TypeVar
 from urllib.parse import quote, urlsplit
 
 import requests
@@ -143,6 +145,32 @@ def _session(address: str, token: str | None) -> requests.Session:
     return session
 
 
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _names_checked(method: _Method) -> _Method:
+    """A method that, called with an argument it does not have, says which it has that is like it."""
+    known = tuple(inspect.signature(method).parameters)
+
+    @functools.wraps(method)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        _check_names(kwargs, known)
+        return method(*args, **kwargs)
+
+    checked.known = known  # type: ignore[attr-defined]
+    return checked  # type: ignore[return-value]
+
+
+def _check_names(given: Iterable[str], known: Iterable[str]) -> None:
+    """Raises TypeError for arguments of submit() that are not ``known``, with the nearest right ones."""
+    known = [name for name in known if name != "self"]
+    for name in given:
+        if name not in known:
+            like = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            meant = f"did you mean {like[0]!r}?" if like else "it has " + ", ".join(known)
+            raise TypeError(f"submit() has no argument {name!r}; {meant}")
+
+
 class Client:
     """A connection to one control plane.
 
@@ -203,6 +231,7 @@ class Client:
         """GET an object. Raises ClientError when the answer is not one (something else listens there)."""
         return _object(self.call("GET", path, params=params))
 
+    @_names_checked
     def submit(
         self,
         entrypoint: str | Sequence[str],
@@ -389,6 +418,10 @@ class Client:
         """Let a waiting job start at once, whatever power costs, as soon as limits leave room."""
         return Job(self, _object(self.call("POST", _job_path(job, "/run-now"))))
 
+    def delete(self, job: str | Job) -> None:
+        """Take an ended job off the lists; its id stays used. Raises GridshiftApiError (409) for one that has not ended."""
+        self.call("DELETE", _job_path(job))
+
     def logs(self, job: str | Job) -> str:
         """The log of all attempts as one text."""
         return self.call("GET", _job_path(job, "/logs")).content.decode("utf-8", errors="replace")
@@ -555,6 +588,10 @@ class Job:
     def run_now(self) -> None:
         """Let it start at once, whatever power costs."""
         self.data = self._client.run_now(self.id).data
+
+    def delete(self) -> None:
+        """Take it off the lists, once it has ended."""
+        self._client.delete(self.id)
 
     def logs(self) -> str:
         """Its log so far."""
@@ -738,6 +775,8 @@ class FlexibleFunction:
     """A function that runs as a job: ``.remote(*args)`` submits it; calling it runs it here and now."""
 
     def __init__(self, client: Client, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
+        # Now, and not when it is first called: that may be hours into a script.
+        _check_names(options, [name for name in Client.submit.known if name != "entrypoint"])  # type: ignore[attr-defined]
         functools.update_wrapper(self, function)
         self._client, self._function, self._options = client, function, dict(options)
 

@@ -22,6 +22,8 @@ from typing import Any
 
 #: How long delivery is tried while the control plane is away; the job's work is lost when it gives up.
 DELIVER_S = float(os.environ.get("GRIDSHIFT_RESULT_RETRY_S", "900"))
+#: How the line of the log begins that tells why the function failed.
+FAILED = "gridshift: the function failed: "
 
 
 def cloudpickle() -> Any:
@@ -153,7 +155,8 @@ def main() -> int:
     """Run the function in the folder of this file; returns the exit code."""
     outcome = outcome_of_call(Path(__file__).resolve().parent)
     if not outcome["ok"]:
-        print(f"gridshift: {outcome['type']}: {outcome['message']}", file=sys.stderr, flush=True)
+        message = " ".join(outcome["message"].split())[:500]  # one line, which the control plane finds in the log's end
+        print(f"{FAILED}{outcome['type']}{': ' + message if message else ''}", file=sys.stderr, flush=True)
     return 0 if deliver(outcome) and outcome["ok"] else 1
 
 

@@ -11,6 +11,7 @@ from itertools import takewhile
 from typing import Any
 
 from dispatcher.clusters import AttemptStatus, RayStatus
+from dispatcher.function_runner import FAILED
 from dispatcher.power.accounts import MODELLED, together
 from dispatcher.store import Attempt, Change, Job
 from dispatcher.store.copying import maker
@@ -27,6 +28,9 @@ NODE_DIED = "node has died"
 SAME_SESSION_S = 60.0
 #: An attempt that was last known to run so long before its loss was noticed (s) says so.
 UNSEEN_S = 30.0
+_TRACEBACK = "Traceback (most recent call last)"
+#: No more characters of an exception stand in a job's reason.
+_MOST_RAISED = 300
 #: Ray says this of a job whose supervisor cannot be made, from a broken cluster as well as from a runtime_env that cannot work.
 START_FAILURE = "JOB_SUPERVISOR_ACTOR_START_FAILURE"
 #: So it is tried again, and after this many times in a row the job is at fault.
@@ -67,13 +71,29 @@ class Books:
 
 
 def _headline(message: str) -> str:
-    """What happened, without the end of the log that Ray appends (the log itself is kept)."""
+    """What happened, with the exception that ended the log, and without the rest of that log's end, which Ray appends (the log
+    itself is kept)."""
     lines = [line.strip() for line in message.strip().split("\n") if line.strip()]
     if not lines:
         return ""
     # A Python traceback says what happened in its last line.
-    told = lines[-1] if lines[0].startswith("Traceback (most recent call last)") else lines[0]
-    return told.split(", last available logs", 1)[0].strip()
+    told = lines[-1] if lines[0].startswith(_TRACEBACK) else lines[0]
+    told, logs, _ = told.partition(", last available logs")
+    raised = _raised(message.partition("\n")[2]) if logs else ""
+    return f"{told.strip()}: {raised}" if raised else told.strip()
+
+
+def _raised(log: str) -> str:
+    """The exception, in one line, by which the program ended that wrote this: as our runner of functions tells it, or as Python
+    does where its traceback is the last that was written. Empty where there is none."""
+    lines = [line.rstrip() for line in log.strip().split("\n")]
+    ours = [line.strip() for line in lines if line.startswith(FAILED)]
+    if ours:
+        return ours[-1].removeprefix(FAILED)[:_MOST_RAISED]
+    begins = [i for i, line in enumerate(lines) if line.startswith(_TRACEBACK)]
+    after = lines[begins[-1] + 1 :] if begins else []
+    outside = [line for line in after if line and not line[0].isspace()]
+    return outside[0][:_MOST_RAISED] if outside and outside[0] is after[-1] else ""
 
 
 @dataclass(frozen=True, slots=True)

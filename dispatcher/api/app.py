@@ -78,6 +78,7 @@ def create_app(services: Services) -> ASGIApp:
         ("POST", "/v1/jobs", v1.submit, "jobs"),
         ("GET", "/v1/jobs", v1.jobs, "jobs"),
         ("GET", "/v1/jobs/{job_id}", v1.job, "jobs"),
+        ("DELETE", "/v1/jobs/{job_id}", v1.delete, "jobs"),
         ("GET", "/v1/jobs/{job_id}/events", v1.job_events, "jobs"),
         ("POST", "/v1/jobs/{job_id}/cancel", v1.cancel, "jobs"),
         ("POST", "/v1/jobs/{job_id}/pause", v1.pause, "jobs"),

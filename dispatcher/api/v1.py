@@ -98,6 +98,12 @@ class V1:
         """Cancel a job; 409 when it has ended otherwise."""
         return json_response(self._job_json(await in_thread(intents.cancel, self._services, request.path_params["job_id"])))
 
+    async def delete(self, request: Request) -> Response:
+        """Hide an ended job; its id stays used. 409 for one that has not ended."""
+        job_id = request.path_params["job_id"]
+        await in_thread(intents.delete, self._services, job_id)
+        return json_response({"id": job_id, "deleted": True})
+
     async def pause(self, request: Request) -> Response:
         """Hold a job until it is resumed; a running one is asked for a checkpoint first. 409 when it cannot be paused."""
         return json_response(self._job_json(await in_thread(intents.pause, self._services, request.path_params["job_id"])))

@@ -209,7 +209,13 @@ def test_run_now_ends_a_pause_and_is_withdrawn_by_the_next(server: Server, servi
 
 def test_delete_hides_and_keeps_the_id(server: Server, services: FakeServices) -> None:
     server.submit("j")
+    server.submit("k")
     assert server.call("DELETE", "/api/jobs/j").status_code == 400
+    told = server.call("DELETE", "/v1/jobs/k")
+    assert told.status_code == 409 and "non-terminal state (queued)" in told.json()["error"]["message"]
+    services.change("k", to=JobState.CANCELLED)
+    assert server.call("DELETE", "/v1/jobs/k").json() == {"id": "k", "deleted": True}
+    assert server.call("DELETE", "/v1/jobs/k").status_code == 404
     services.change("j", to=JobState.CANCELLED)
     assert server.call("DELETE", "/api/jobs/j").json() == {"deleted": True}
     assert server.call("DELETE", "/api/jobs/j").status_code == 404

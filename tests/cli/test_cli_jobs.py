@@ -144,6 +144,30 @@ def test_pages(api: FakeApi, run: Run) -> None:
     assert run("jobs", "list", "--state", "failed").stdout == "no jobs\n"
 
 
+def test_a_log_that_is_empty_says_why_on_stderr(api: FakeApi, run: Run) -> None:
+    run("submit", "--id", "j", "--", "true")
+    for flags in ((), ("--json",)):
+        result = run("jobs", "logs", "j", *flags)
+        assert result.exit_code == 0 and result.stderr == "job j has not begun: queued: waits\n"
+        assert result.stdout == ('{"id": "j", "logs": ""}\n' if flags else "")
+    api.jobs["j"] |= {"state": "succeeded", "reason": "finished in north", "started_at": "2026-01-01T00:00:00Z"}
+    result = run("jobs", "logs", "-f", "j")
+    assert (result.stdout, result.stderr) == ("", "job j has written nothing: succeeded: finished in north\n")
+    api.logs["j"] = "line\n"
+    result = run("jobs", "logs", "j")
+    assert (result.stdout, result.stderr) == ("line\n", "")
+
+
+def test_ended_jobs_are_deleted_and_others_are_not(api: FakeApi, run: Run) -> None:
+    for job_id in ("a", "b", "c"):
+        run("submit", "--id", job_id, "--", "true")
+    result = run("jobs", "delete", "a")
+    assert result.exit_code == 1 and "non-terminal state (queued)" in result.stderr and "a" in api.jobs
+    run("jobs", "cancel", "a", "b")
+    assert run("jobs", "delete", "a").stdout == "job a: deleted\n"
+    assert json.loads(run("jobs", "delete", "b", "--json").stdout) == {"deleted": ["b"]} and list(api.jobs) == ["c"]
+
+
 def test_steering(api: FakeApi, run: Run) -> None:
     for i in range(2):
         run("submit", "--id", f"j{i}", "--", "true")

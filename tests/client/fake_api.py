@@ -141,6 +141,11 @@ class FakeApi:
         match (method, rest):
             case ("GET", []):
                 return 200, job
+            case ("DELETE", []):
+                if job["state"] not in ("succeeded", "failed", "cancelled"):
+                    return error(409, f"Attempted to delete job '{job_id}', but it is in a non-terminal state ({job['state']})")
+                del self.jobs[job_id]
+                return 200, {"id": job_id, "deleted": True}
             case ("GET", ["logs"]):
                 return 200, self.logs.get(job_id, "").encode()
             case ("GET", ["events"]):

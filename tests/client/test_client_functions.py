@@ -1,3 +1,4 @@
+import inspect
 import io
 import json
 import os
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from dispatcher.client import Client, ClientError, GridshiftApiError, JobCancelled, JobFailed, RemoteError, RemoteTraceback
+from dispatcher.function_runner import FAILED
 from tests.client.fake_api import FakeApi
 
 
@@ -111,6 +113,22 @@ def test_an_exception_comes_back_with_its_remote_traceback(api: FakeApi, client:
     shown = "".join(traceback.format_exception(caught.value))
     assert "in fails_deep" in shown and "in fails\n" in shown and "gridshift_run.py" not in shown
     assert "Mine: no 7" in job.logs()
+    assert job.logs().splitlines()[-1] == f"{FAILED}Mine: no 7", "the control plane finds it there"
+
+
+def test_an_argument_that_submit_does_not_have_is_told_with_the_nearest_that_it_has(api: FakeApi, client: Client) -> None:
+    for call in (
+        lambda: client.submit("true", deadlin="8h"),  # type: ignore[call-arg]
+        lambda: client.flexible(deadlin="8h")(NAMES["add"]),
+        lambda: client.flexible()(NAMES["add"]).options(deadlin="8h"),
+    ):
+        with pytest.raises(TypeError, match=r"submit\(\) has no argument 'deadlin'; did you mean 'deadline'\?"):
+            call()
+    with pytest.raises(TypeError, match="has no argument 'xyzzy'; it has entrypoint, deadline, "):
+        client.submit("true", xyzzy=1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="has no argument 'entrypoint'"):
+        client.flexible(entrypoint="x")(NAMES["add"])
+    assert api.jobs == {} and "deadline" in inspect.signature(client.submit).parameters
 
 
 @pytest.mark.real

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from dispatcher.clusters import AttemptStatus, RayStatus
+from dispatcher.function_runner import FAILED
 from dispatcher.reconcile import Books, Retry, Seen, Usage, checkpoint_timeout, freeze, reconcile, retry_after, settled, thaw
 from dispatcher.states import EDGES
 from dispatcher.store import Attempt, Change, Job, Request
@@ -178,6 +179,28 @@ def test_a_job_that_its_cluster_cannot_start_is_tried_three_times() -> None:
     assert after(1).to is JobState.QUEUED
     assert after(1).attempt_fields["outcome"] == "unstarted"
     assert (after(2).to, after(2).reason) == (JobState.FAILED, "r could not start it 3 times: E: no")
+
+
+FRAMES = 'Traceback (most recent call last):\n  File "t.py", line 3, in <module>\n    go()\n'
+
+
+@pytest.mark.parametrize(
+    ("log", "raised"),
+    [
+        (f"{FRAMES}ValueError: no data\n{FAILED}ValueError: no data\n", ": ValueError: no data"),
+        (f"{FAILED}CannotLoad: f cannot be loaded\ngridshift: the control plane is away\n", ": CannotLoad: f cannot be loaded"),
+        (f"step 1\n{FRAMES}KeyError: 'x'\n", ": KeyError: 'x'"),
+        (f"{FRAMES}KeyError: 'x'\n\nDuring handling of the above exception:\n\n{FRAMES}OSError: full\n", ": OSError: full"),
+        (f"{FRAMES}{'E' * 900}\n", f": {'E' * 300}"),
+        (f"{FRAMES}KeyError: 'x'\ngoing on without x\n", ""),  # it was handled; the job failed by something else
+        ("no traceback\n", ""),
+        ("", ""),
+    ],
+)
+def test_the_exception_that_ended_a_job_is_in_its_reason(log: str, raised: str) -> None:
+    message = f"Job entrypoint command failed with exit code 1, last available logs (truncated to 20,000 chars):\n{log}"
+    change = look(PLAIN, st(RayStatus.FAILED, message=message, error_type="JOB_ENTRYPOINT_COMMAND_ERROR"))
+    assert change is not None and change.reason == f"Job entrypoint command failed with exit code 1{raised}"
 
 
 def test_only_failed_starts_in_a_row_count_against_a_job() -> None:
