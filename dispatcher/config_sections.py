@@ -346,10 +346,18 @@ class SecretsSection(Section):
         return bool(self.secret_env or self.secret_file or self.secret_envs or self.secret_files)
 
     def read_secrets(self, what: str, environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
-        """The secrets in force. Raises ConfigError for one that is configured but not there."""
+        """The secrets in force. Raises ConfigError for those that are configured but not there, one a line."""
         environ = os.environ if environ is None else environ
-        found = [read_secret(f"{what}: secret", env, "", environ) for env in (self.secret_env, *self.secret_envs) if env]
-        found += [read_secret(f"{what}: secret", "", file, environ) for file in (self.secret_file, *self.secret_files) if file]
+        places = [(env, "") for env in (self.secret_env, *self.secret_envs) if env]
+        places += [("", file) for file in (self.secret_file, *self.secret_files) if file]
+        found, problems = [], []
+        for env, file in places:
+            try:
+                found.append(read_secret(f"{what}: secret", env, file, environ))
+            except ConfigError as error:
+                problems.append(str(error))
+        if problems:
+            raise ConfigError("\n".join(problems))
         return tuple(secret for secret in found if secret)
 
 

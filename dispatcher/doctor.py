@@ -25,6 +25,7 @@ import requests
 
 from dispatcher.clock import SystemClock
 from dispatcher.config import Config, EventSourceConfig, RegionConfig, load
+from dispatcher.config_outside import outside
 from dispatcher.config_sections import SIGNALS
 from dispatcher.errors import ConfigError, GridshiftError
 from dispatcher.status import TOO_LARGE
@@ -56,23 +57,13 @@ def check_config(config: Config) -> Iterator[Finding]:
     name = config.path or "no file, the defaults"
     regions = ", ".join(region.name for region in config.regions) or "none: 'gridshift up' starts a local Ray"
     yield Finding("ok", "config", f"{name}; regions: {regions}")
-    readers: list[tuple[str, Callable[[], object], list[str]]] = [
-        (f"region {region.name}: token", region.token, [region.token_file]) for region in config.regions
-    ]
-    readers += [(f"webhook {w.source}: secret", w.secrets, [w.secret_file, *w.secret_files]) for w in config.webhooks]
-    for source in config.event_sources:
-        what, files = f"event_source {source.name}", [source.client_secret_file, source.secret_file, *source.secret_files]
-        readers += [(f"{what}: client_secret", source.client_secret, files), (f"{what}: secret", source.secrets, [])]
-    readers.append(("server.database_url", config.database_url, [config.server.database_url_file]))
-    for what, read, files in readers:
-        try:
-            read()
-        except ConfigError as error:
-            yield Finding("fail", "config", str(error))
-        for file in filter(None, files):
+    for one in outside(config):
+        for problem in one.problems():
+            yield Finding("fail", "config", problem)
+        for file in filter(None, one.files):
             with contextlib.suppress(OSError):
                 if Path(file).stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
-                    yield Finding("warn", "config", f"{what}: others on this machine can read {file}", f"chmod 600 {file}")
+                    yield Finding("warn", "config", f"{one.what}: others on this machine can read {file}", f"chmod 600 {file}")
     if config.replay is not None:
         yield Finding(
             "warn",

@@ -35,6 +35,7 @@ from dispatcher.checkpoints import tidy
 from dispatcher.clock import Clock, ReplayClock, SystemClock
 from dispatcher.clusters.ray_http import RayCluster
 from dispatcher.config import Config, RegionConfig
+from dispatcher.config_outside import check_outside
 from dispatcher.control import Control
 from dispatcher.dr.hints import Hints
 from dispatcher.dr.intake import EventIntake
@@ -386,6 +387,7 @@ def build_regions(config: Config, clock: Clock) -> list[Region]:
 
 def run(config: Config, *, on_ready: Callable[[], None] = lambda: None) -> int:
     """Run the control plane until SIGTERM or SIGINT. Raises ConfigError, NotTheLeader or StoreUnavailable before it listens."""
+    check_outside(config)
     data_dir = config.make_data_dir()
     with contextlib.ExitStack() as stack:
         leadership = Leadership(config.database_url(), data_dir)

@@ -18,6 +18,7 @@ from pathlib import Path
 import requests
 
 from dispatcher.config import Config, RegionConfig
+from dispatcher.config_outside import check_outside
 from dispatcher.errors import ConfigError, GridshiftError
 from dispatcher.local_ray import MARK, LocalRay, end_guard, free_port, start_guard
 from dispatcher.serve import listen, main_serve
@@ -180,6 +181,11 @@ def main(
     simulated_gpus: int | None = None,
 ) -> int:
     """Run until SIGINT or SIGTERM; returns the exit code. The local Ray's node gets so many simulated GPUs."""
+    try:
+        check_outside(config)  # a local Ray and a console take long to start
+    except ConfigError as error:
+        print(f"gridshift: {error}", file=sys.stderr)
+        return 2
     data_dir = config.make_data_dir()
     keeper: RayKeeper | None = None
     with contextlib.ExitStack() as stack:
