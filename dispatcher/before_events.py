@@ -16,8 +16,8 @@ from dispatcher.config import Config
 from dispatcher.dr.budgets import binds
 from dispatcher.errors import StoreUnavailable
 from dispatcher.store import OWN_SOURCE, BeforeEvent, GridEvent, GridEventChange, Store
+from policies.fit import fits
 from policies.freezing import frozen_w
-from policies.placing import fits
 from policies.sentences import kw
 from policies.turns import leaving
 from policies.world import PLACED, JobState, JobView, RegionView, World
@@ -236,7 +236,7 @@ def _is_here(job: JobView, world: World, region: RegionView) -> bool:
 
 def _able(job: JobView, world: World) -> list[str]:
     """The regions that may and could ever take a job."""
-    return [one.name for one in world.regions if (not job.flex.regions or one.name in job.flex.regions) and fits(job, one)]
+    return [one.name for one in world.regions if (not job.flex.regions or one.name in job.flex.regions) and fits(job.flex, one)]
 
 
 def _home(job: JobView, world: World) -> str | None:

@@ -149,11 +149,7 @@ def make_tasks(world: World) -> tuple[list[Task], dict[str, str]]:
             resumed_s = flex.restart_s if job.attempt > 1 else 0.0
             work_s = max(work_s + resumed_s - (now - job.run_started_at).total_seconds(), min(60.0, work_s))
         named = [view for view in world.regions if not flex.regions or view.name in flex.regions]
-<<<<<<< HEAD
-        usable = tuple(v for v in named if (movable and v.name == job.region) or (v.reachable and fits(job, v)))
-=======
         usable = tuple(v for v in named if (movable and v.name == job.region) or (v.reachable and fits(flex, v)))
->>>>>>> ea31c72 (A job that no region can ever run says so from its submission on, counts as late, and doctor and savings name it)
         if not usable:
             unplaced[job.id] = f"waits: {why_unfit(flex, named)}"
             continue
@@ -180,46 +176,6 @@ def make_tasks(world: World) -> tuple[list[Task], dict[str, str]]:
     return tasks, unplaced
 
 
-<<<<<<< HEAD
-def _why_unfit(job: JobView, named: list[RegionView], silent: list[str]) -> str:
-    """Why none of a job's regions can take it, one clause each."""
-    clauses = [f"{', '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer"] if silent else []
-    for view in named:
-        if view.name in silent:
-            continue
-        if view.pools and pool_for(job, view) is None:
-            there = ", ".join(f"{pool.gpus:g} {pool.gpu_type}" for pool in view.pools)
-            wanted = f" of {', '.join(job.flex.gpu_types)}" if job.flex.gpu_types else ""
-            clauses.append(f"{view.name} has {there} and it needs {job.flex.gpus:g}{wanted}")
-        elif view.gpus is not None and job.flex.gpus > view.gpus + SLACK:
-            clauses.append(f"{view.name} has {view.gpus:g} GPUs and it needs {job.flex.gpus:g}")
-        elif view.power_limit_w is not None:
-            clauses.append(
-                f"{view.name} may draw {view.power_limit_w:g} W and it needs {job.flex.power_w * view.pue:g} W there"
-            )
-        else:
-            clauses.append(f"{view.name} takes no jobs")
-    return "; ".join(clauses) or "no region is configured"
-
-
-def fits(job: JobView, view: RegionView) -> bool:
-    """Whether the region could ever take the job."""
-    gpus_fit = view.gpus is None or job.flex.gpus <= view.gpus + SLACK
-    if view.pools:
-        gpus_fit = pool_for(job, view) is not None
-    power_fits = view.power_limit_w is None or job.flex.power_w * view.pue <= view.power_limit_w + SLACK
-    return gpus_fit and power_fits and (view.max_jobs is None or view.max_jobs > 0)
-
-
-def pool_for(job: JobView, view: RegionView) -> GpuPool | None:
-    """The pool on which a job would run fastest, of those that it accepts and fits into; None without one."""
-    types = job.flex.gpu_types
-    able = [pool for pool in view.pools if pool.gpus + SLACK >= job.flex.gpus and (not types or pool.gpu_type in types)]
-    return max(able, key=lambda pool: types.get(pool.gpu_type, 1.0), default=None)
-
-
-=======
->>>>>>> ea31c72 (A job that no region can ever run says so from its submission on, counts as late, and doctor and savings name it)
 def entry_of(job: JobView, view: RegionView, world: World) -> Entry:
     """What beginning (or resuming) in a region costs a job that does not run there."""
     resumed = job.state in (JobState.PAUSED, JobState.RUNNING)
