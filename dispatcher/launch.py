@@ -20,12 +20,15 @@ MAX_STOP_WAIT_S = 300
 #: lost supervisor's children, and with them the shell that was to end the entrypoint's process group, so whatever that shell
 #: had started runs on, beside the job's next attempt. This guard is no child of the supervisor. Once the supervisor is gone it
 #: ends the group, as Ray means to, and what left the group but carries its mark. Tasks and actors are the raylet's children,
-#: they do not carry it: detached ones live on. Ray expands ``$NAME`` in such values, so the script has none that a node could
-#: have set. Where a node has no ``setsid`` or ``/proc`` the entrypoint runs unguarded.
+#: they do not carry it: detached ones live on. The guard is none of the job's processes, so that no freeze stops it. That a
+#: file cannot be opened does not tell that a process is gone; ``kill -0`` does. Ray expands ``$NAME`` in such values, so the
+#: script has none that a node could have set. Where a node has no ``setsid`` or ``/proc`` the entrypoint runs unguarded.
 GUARD, GUARDED = "GRIDSHIFT_GUARD", 'eval "$GRIDSHIFT_GUARD"; '
-_GUARD_SCRIPT = """( setsid sh -c '
+_GUARD_SCRIPT = """( unset GRIDSHIFT_JOB_ID; setsid sh -c '
 [ -r /proc/self/stat ] || exit
-while read -r stat <"/proc/$1/stat"; do case $stat in *") Z "*) break;; esac; sleep 1; done
+while kill -0 "$1"; do
+stat=; read -r stat <"/proc/$1/stat"; case $stat in *") Z "*) break;; esac; sleep 1
+done
 kill -9 "-$2"
 while left=`grep -lzxF "GRIDSHIFT_ENTRYPOINT=$3" /proc/[0-9]*/environ | cut -d/ -f3 | grep .`; do kill -9 $left; sleep 1; done
 ' gridshift-guard "$PPID" "$$" {mark} & ) </dev/null >/dev/null 2>&1

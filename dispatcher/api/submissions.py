@@ -16,6 +16,7 @@ from dispatcher.clusters import Submission
 from dispatcher.clusters.ray_http import body_size, submit_body
 from dispatcher.config import Config
 from dispatcher.errors import BadInput
+from dispatcher.launch import GUARDED
 from dispatcher.packages import package_names
 from dispatcher.store import Job, Request
 from policies.fit import never_fits
@@ -24,8 +25,8 @@ from policies.world import Flexibility, JobState
 
 JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 _ID_RULE = "1 to 128 letters, digits, dots, dashes and underscores, the first a letter or digit"
-#: Linux hands no longer argument to ``sh -c``.
-MAX_ENTRYPOINT = 131_071
+#: Linux hands no longer argument to ``sh -c``, and a guard may be put before it.
+MAX_ENTRYPOINT = 131_071 - len(GUARDED)
 #: Ray takes no submission above 1 MiB (1,048,576 bytes); the rest is left to what is added at the launch.
 MAX_RAY_BYTES = 1_000_000
 #: As Ray gets it, escaped and spaced, a submission has at most so many bytes for each that came in.

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from dispatcher.api.submissions import MAX_ENTRYPOINT
 from dispatcher.launch import JobEnvironment, submission_for
 from dispatcher.store import Attempt, Job, Request
 from policies.world import Flexibility, JobState
@@ -26,6 +27,12 @@ child = subprocess.Popen(entrypoint, shell=True, start_new_session=True, stdout=
 print(child.pid, flush=True)
 print(child.wait(), flush=True)
 """
+
+
+def job_of(pid: int) -> str | None:
+    """The job that a process says it is of."""
+    words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return next((word.split(b"=", 1)[1].decode() for word in words if word.startswith(b"GRIDSHIFT_JOB_ID=")), None)
 
 
 def mark(attempt: int) -> str:
@@ -110,7 +117,7 @@ def test_all_that_a_lost_entrypoint_started_ends(tmp_path: Path, begun: list[Sup
     log = tmp_path / "log"
     one = start(begun, log, "(setsid sh -c 'sleep 301 & sleep 302' &); sh -c 'sleep 303; true'; echo end")
     other = start(begun, log, "sh -c 'sleep 304; true'; true", attempt=11)
-    wait_until(lambda: len(one.marked()) >= 5, 10, "its processes to be there")
+    wait_until(lambda: len(one.marked()) >= 5 and len(other.marked()) >= 2, 10, "their processes to be there")
     before = other.marked()
     one.lose()
     wait_until(lambda: not one.marked(), 10, "all of them to be gone")
@@ -147,6 +154,23 @@ def test_a_supervisor_that_nobody_reaps_is_gone(tmp_path: Path, begun: list[Supe
     wait_until(lambda: one.guards() and len(one.marked()) >= 2, 10, "it to have begun")
     one.process.kill()  # and not waited for
     wait_until(lambda: not one.marked(), 10, "its processes to be gone")
+
+
+def test_a_freeze_of_the_job_leaves_its_guard_awake(tmp_path: Path, begun: list[Supervised]) -> None:
+    one = start(begun, tmp_path / "log", "sh -c 'sleep 307; true'; true")
+    wait_until(lambda: one.guards() and len(one.marked()) >= 2, 10, "it to have begun")
+    assert {job_of(pid) for pid in one.marked()} == {"j"} and {job_of(pid) for pid in one.guards()} == {None}
+    frozen = one.marked()
+    for pid in frozen:
+        os.kill(pid, signal.SIGSTOP)
+    one.lose()
+    wait_until(lambda: not one.marked(), 10, "what is frozen to be ended")
+
+
+def test_the_longest_entrypoint_that_is_taken_runs_behind_its_guard(tmp_path: Path, begun: list[Supervised]) -> None:
+    head = "exit 4 #"
+    one = start(begun, tmp_path / "log", head + "x" * (MAX_ENTRYPOINT - len(head)))
+    assert one.process.stdout is not None and int(one.process.stdout.readline()) == 4
 
 
 def test_without_setsid_it_runs_unguarded(tmp_path: Path) -> None:
