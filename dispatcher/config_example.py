@@ -254,6 +254,19 @@ EXAMPLE = """\
 #when_unmet = "run"
 #scrape_s = 1.0
 #stale_s = 10.0
+# What plans leave free for it of the region's GPUs and power limit: always the floors (GPUs; W at the meter) and, where
+# load_per_gpu is given (requests that one GPU serves at the same time), what it needs in headroom_quantile of such hours, as
+# learned by time of day and week; all of max_gpus (left out: the number of gpu_uuids) where too little is known of it.
+#floor_gpus = 1
+#floor_w = 700.0
+#load_per_gpu = 32.0
+#max_gpus = 4
+#headroom_quantile = 0.95
+# Draw of one of its GPUs, W at the GPU; left out: default_gpu_power_w.
+#gpu_power_w = 700.0
+# Its requests at work and waiting, where no preset names them: a gauge, or a counter (then load_per_gpu is requests a second).
+#load_gauge = ""
+#load_counter = ""
 # "ttft", "inter_token" or "e2e" (s, with a percentile), "queue" (requests that wait) or "error_rate" (a share).
 #[[region.serving.slo]]
 #metric = "ttft"

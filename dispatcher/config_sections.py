@@ -275,6 +275,21 @@ class RegionConfig(Section):
             raise ValueError(f"its gpu_pool tables have {pooled:g} GPUs together but gpus is {self.gpus:g}; leave gpus out")
         return self
 
+    @model_validator(mode="after")
+    def _serving_fits(self) -> "RegionConfig":
+        gpus = sum(pool.gpus for pool in self.gpu_pools) if self.gpu_pools else self.gpus
+        for one in self.serving:
+            for key, value in (("floor_gpus", one.floor_gpus), ("max_gpus", one.max_gpus)):
+                if gpus is not None and value > gpus:
+                    remedy = "GPUs of serving count among the region's: lower it, or raise gpus"
+                    raise ValueError(f"serving {one.name}: {key} {value} is more than the {gpus:g} GPUs here; {remedy}")
+        if self.power_limit_w and (floors_w := sum(one.floor_w for one in self.serving)) > self.power_limit_w:
+            remedy = "both are at the meter: lower floor_w of its serving, or raise power_limit_w"
+            raise ValueError(
+                f"floor_w of its serving is {floors_w:g} W together, power_limit_w {self.power_limit_w:g} W; {remedy}"
+            )
+        return self
+
     def chain(self, what: str) -> list[FeedTable]:
         """Its sources of "price", "carbon" or "load" (of the grid, not of the site), the first choice first."""
         return {"price": self.price, "carbon": self.carbon, "load": self.load}[what]

@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from dispatcher.config_power import BranchName, _Section, check_url
 from dispatcher.config_tariff import Name
-from dispatcher.serving.presets import PRESETS, Measure
+from dispatcher.serving.presets import LOADS, PRESETS, Measure
 
 _METRIC = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _MATCHER = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*(=~|!~|!=|=)\s*"((?:[^"\\]|\\.)*)"\s*(?:,|$)')
@@ -36,6 +36,13 @@ def parse_matchers(text: str) -> tuple[tuple[str, str, str], ...]:
     return tuple(found)
 
 
+def check_metric(name: str) -> str:
+    """``name``, if it is empty or a metric may have it. Raises ValueError."""
+    if name and not _METRIC.fullmatch(name):
+        raise ValueError(f"{name!r} is not the name of a metric; label matchers go into match of the serving")
+    return name
+
+
 class SloConfig(_Section):
     """``[[region.serving.slo]]``: one promise. ``limit`` is in s for latencies (``percentile`` of requests must be within it),
     requests that wait for "queue", and the share of requests that may fail for "error_rate".
@@ -56,9 +63,7 @@ class SloConfig(_Section):
     @field_validator("histogram", "gauge", "counter_bad", "counter_all")
     @classmethod
     def _is_a_name(cls, value: str) -> str:
-        if value and not _METRIC.fullmatch(value):
-            raise ValueError(f"{value!r} is not the name of a metric; label matchers go into match of the serving")
-        return value
+        return check_metric(value)
 
     @model_validator(mode="after")
     def _fits_its_metric(self) -> Self:
@@ -110,9 +115,22 @@ class ServingConfig(_Section):
     them it may be anywhere in the region. No limit is ever set on its GPUs: those named, and those there on which work runs
     that is none of gridshift's. ``when_unknown``: how far batch goes while its metrics are not known; ``when_unmet``: whether
     batch runs or waits while a promise is not kept even without it.
+
+    Plans leave ``floor_gpus`` of the region's GPUs and ``floor_w`` (W at the meter) free for it, and, where ``load_per_gpu``
+    says how many requests one GPU serves at the same time (of a counter: each second), as many GPUs as it needs in
+    ``headroom_quantile`` of such hours, ``max_gpus`` at most (0: those of ``gpu_uuids``). ``load_gauge`` or ``load_counter``
+    name the server's own metric where no preset does. ``gpu_power_w`` is what a GPU of it draws (W at the GPU; None: as jobs).
     """
 
     name: Name
+    floor_gpus: int = Field(0, ge=0, le=1_000_000)
+    floor_w: float = Field(0.0, ge=0, le=1e12)
+    max_gpus: int = Field(0, ge=0, le=1_000_000)
+    gpu_power_w: float | None = Field(None, gt=0, le=1e6)
+    load_per_gpu: float | None = Field(None, gt=0, le=1e9)
+    load_gauge: str = ""
+    load_counter: str = ""
+    headroom_quantile: float = Field(0.95, ge=0.5, le=0.999)
     preset: Literal["", "vllm", "sglang", "triton", "ray-serve"] = ""
     source: Literal["metrics", "prometheus"]
     url: str
@@ -127,6 +145,11 @@ class ServingConfig(_Section):
     scrape_s: float = Field(1.0, ge=0.2, le=60)
     stale_s: float = Field(10.0, ge=2, le=3600)
     slos: list[SloConfig] = Field(alias="slo", min_length=1)
+
+    @field_validator("load_gauge", "load_counter")
+    @classmethod
+    def _is_a_name(cls, value: str) -> str:
+        return check_metric(value)
 
     @field_validator("url")
     @classmethod
@@ -148,6 +171,49 @@ class ServingConfig(_Section):
                 keys = {"queue": "gauge", "error_rate": "counter_bad and counter_all"}.get(slo.metric, "histogram")
                 raise ValueError(f"slo {slo.metric}: {whose}; name the server's own metric by {keys}")
         return self
+
+    @model_validator(mode="after")
+    def _headroom_is_whole(self) -> Self:
+        if self.load_gauge and self.load_counter:
+            raise ValueError("give load_gauge or load_counter, not both")
+        if self.load_per_gpu is None:
+            for key in ("max_gpus", "load_gauge", "load_counter", "headroom_quantile"):
+                if getattr(self, key) != type(self).model_fields[key].default:
+                    told = "add how many requests one GPU serves at the same time, or keep floor_gpus alone"
+                    raise ValueError(f"{key} is for headroom by demand, which needs load_per_gpu; {told}")
+            return self
+        if not self.loads():
+            whose = f"the preset {self.preset} has none" if self.preset else "there is no preset"
+            raise ValueError(f"load_per_gpu: {whose} for what is to be divided by it; add load_gauge or load_counter")
+        if not self.most_gpus:
+            remedy = "add max_gpus, the GPUs that it may have at most and that are kept while its demand is not known"
+            raise ValueError(f"load_per_gpu: how many GPUs it may have is not said; {remedy}, or gpu_uuids")
+        if self.floor_gpus > self.most_gpus:
+            of = "max_gpus" if self.max_gpus else "the number of gpu_uuids"
+            raise ValueError(
+                f"floor_gpus {self.floor_gpus} is more than {of}, {self.most_gpus}; lower the one or raise the other"
+            )
+        return self
+
+    @property
+    def most_gpus(self) -> int:
+        """The GPUs that it may have at most: as said, else those named."""
+        return self.max_gpus or len(set(self.gpu_uuids))
+
+    @property
+    def keeps_free(self) -> bool:
+        """Whether plans leave anything free for it."""
+        return self.load_per_gpu is not None or self.floor_gpus > 0 or self.floor_w > 0
+
+    def loads(self) -> tuple[Measure, ...]:
+        """Which metrics together tell its load; none where it is not asked for, or nobody knows."""
+        if self.load_per_gpu is None:
+            return ()
+        if self.load_gauge:
+            return (Measure(gauge=self.load_gauge),)
+        if self.load_counter:
+            return (Measure(total=self.load_counter),)
+        return LOADS.get(self.preset, ())
 
     @property
     def is_somewhere(self) -> bool:

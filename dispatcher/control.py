@@ -70,6 +70,7 @@ from policies.world import (
     Pausable,
     Plan,
     RegionView,
+    Reserved,
     StopAttempt,
     Thaw,
     World,
@@ -152,13 +153,17 @@ class Control:
         self.before_events: BeforeEvents | None = None
         #: What batch has to give for the interactive serving of a region.
         self.guards: Callable[[str], tuple[Guarded, ...]] = lambda region: ()
+        #: What batch leaves free in a region for its interactive serving.
+        self.reserved: Callable[[str], tuple[Reserved, ...]] = lambda region: ()
         #: Who stops and wakes jobs where they run; None where nobody can.
         self.freezes = freezes
         around = (config, self.settings, store, book, self.regions)
+        # Who tells them is set later.
+        guards, reserved = (lambda region: self.guards(region)), (lambda region: self.reserved(region))
         if caps is not None:
-            self._around = WorldBuilder(*around, caps.points, caps.unheard, nodes, lambda region: self.guards(region))
+            self._around = WorldBuilder(*around, caps.points, caps.unheard, nodes, guards, reserved)
         else:
-            self._around = WorldBuilder(*around, nodes=nodes, guards=lambda region: self.guards(region))
+            self._around = WorldBuilder(*around, nodes=nodes, guards=guards, reserved=reserved)
         self._standing = StandingPlan(planning)
         self._launching = Launching(
             regions=self.regions,
@@ -845,5 +850,6 @@ def _ran(status: AttemptStatus | None) -> bool:
 
 
 def _surroundings(world: World) -> object:
-    """What a plan depends on besides jobs: limits, and which regions answer with how many GPUs."""
-    return world.budgets, world.branch_budgets, [(view.name, view.reachable, view.gpus) for view in world.regions]
+    """What a plan depends on besides jobs: limits, which regions answer with how many GPUs, and what serving keeps of them."""
+    regions = [(view.name, view.reachable, view.gpus, view.reserved) for view in world.regions]
+    return world.budgets, world.branch_budgets, regions

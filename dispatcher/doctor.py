@@ -359,6 +359,12 @@ def check_serving(region: RegionConfig) -> Iterator[Finding]:
             continue
         finally:
             reader.close()
+        if one.loads():
+            *counted, load = counted
+            if load.wrong:
+                yield Finding("warn", what, f"load: {load.wrong}", "correct match, preset, load_gauge or load_counter")
+            else:
+                yield Finding("ok", what, "load: is read")
         for slo, said in zip(one.slos, counted, strict=True):
             if said.wrong:
                 remedy = "correct match, preset or the metric's name; a server may tell of none before its first request"

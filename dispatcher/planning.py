@@ -14,6 +14,7 @@ from policies import registry
 from policies.fit import why_no_place
 from policies.policy import Policy
 from policies.turns import WAITING
+from policies.serving_headroom import kept_free
 from policies.world import Alternative, JobView, Placement, Plan, Settings, World
 
 #: Which answer is the newer one: the number of the planner that gave it, and how often its plan had changed by then.
@@ -132,6 +133,8 @@ class Planner:
             try:
                 own, plan = self._new_plan(world, instead)
                 plan = replace(plan, unplaced=_told(world, world.jobs, plan.unplaced))
+                if any(view.reserved for view in world.regions):
+                    plan = replace(plan, kept=kept_free(world, plan.horizon_end))
                 with self._lock:
                     self._jobs = {job.id: job for job in world.jobs}
                     self._plan, self._own = plan, own

@@ -63,6 +63,7 @@ from dispatcher.power.hub import Former, Hub
 from dispatcher.power.meter_store import MeterStore
 from dispatcher.power.site_meters import SiteMeters
 from dispatcher.regions import Region
+from dispatcher.serving.demand import DemandBook
 from dispatcher.serving.metrics import MetricsReader
 from dispatcher.serving.watch import ServingStatus, ServingWatch
 from dispatcher.signal_book import ChainStatus, SignalBook
@@ -475,17 +476,22 @@ def run(config: Config, *, on_ready: Callable[[], None] = lambda: None) -> int:
             triggers = Triggers(config.triggers, book, event_intake, store)
             control.loops.append(Loop("triggers", max(0.5, 15.0 / clock.speed), triggers.look))
             control.alarm_sources.append(triggers.alarms)
+        demand = DemandBook(config, signals, clock.now)
+        control.reserved = demand.reserved
         serving = ServingWatch(
             config,
             lambda one: MetricsReader(one, os.environ),
             store,
             nodes=hub.nodes,
             changed=lambda: nudge_for_serving(control),
+            demand=demand.note,
         )
         if any(region.serving for region in config.regions):
             control.guards = serving.guards
             control.loops.append(Loop("serving", 1.0, lambda now: serving.look(control.snapshot().world, now)))
+            control.loops.append(Loop("serving demand", 5.0, demand.keep))
             control.alarm_sources.append(serving.alarms)
+            stack.callback(demand.close)
             stack.callback(serving.close)
             serving.start()
         hints = {s.name: Hints(s, event_intake, store, clock) for s in config.event_sources if s.protocol == "pointer"}

@@ -21,7 +21,7 @@ from dispatcher.store import Attempt, Job, Store
 from policies.freezing import idle_w
 from policies.registry import quota
 from policies.room import LEAD_S
-from policies.world import PLACED, Budget, CapPoint, DemandCharge, Guarded, JobView, Plan, RegionView, Settings, World
+from policies.world import PLACED, Budget, CapPoint, DemandCharge, Guarded, JobView, Plan, RegionView, Reserved, Settings, World
 
 #: Events that ended so long ago may still have load come back from them.
 MOST_BACK = timedelta(seconds=MAX_RECOVERY_S)
@@ -41,10 +41,12 @@ class WorldBuilder:
         unheard: Callable[[str], bool] = lambda region: False,
         nodes: Callable[[], Iterable[NodeLive]] = lambda: (),
         guards: Callable[[str], tuple[Guarded, ...]] = lambda region: (),
+        reserved: Callable[[str], tuple[Reserved, ...]] = lambda region: (),
     ) -> None:
         """``caps`` tells the power caps that a region's GPUs can be given now, ``unheard`` whether that is not known yet;
-        ``nodes`` are those that agents tell of, ``guards`` tells what batch has to give for a region's serving."""
-        self._caps, self._unheard, self._nodes, self._guards = caps, unheard, nodes, guards
+        ``nodes`` are those that agents tell of, ``guards`` tells what batch has to give for a region's serving now, and
+        ``reserved`` what it leaves free for it from now on."""
+        self._caps, self._unheard, self._nodes, self._guards, self._reserved = caps, unheard, nodes, guards, reserved
         self._branches = {
             region.name: {one.name: one.power_limit_w or None for one in region.branches} for region in config.regions
         }
@@ -154,7 +156,7 @@ class WorldBuilder:
             pools=pools,
             caps=self._caps(region.name),
             unheard=self._unheard(region.name),
-            reserved=(),  # headroom for interactive serving: nothing declares any yet
+            reserved=self._reserved(region.name),
             guards=self._guards(region.name),
         )
 

@@ -6,6 +6,7 @@ The first slot begins now and ends at the next boundary; all others are whole. B
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -61,7 +62,8 @@ def make_grid(now: datetime, slot_s: int, last_s: float, breaks: Iterable[float]
     first = slot_s - into_slot
     n = int(min(max(np.ceil((last_s - first) / slot_s) + 1, 1), MAX_SLOTS))
     edges = np.concatenate(([0.0], first + slot_s * np.arange(n, dtype=np.float64)))
-    cuts = [at for at in sorted(set(breaks))[:MAX_BREAKS] if 1.0 < at < edges[-1] and np.abs(edges - at).min() > 1.0]
+    wanted = (at for at in sorted(set(breaks)) if 1.0 < at < edges[-1] and np.abs(edges - at).min() > 1.0)
+    cuts = list(islice(wanted, MAX_BREAKS))
     return Grid(now, slot_s, np.sort(np.concatenate((edges, cuts))) if cuts else edges)
 
 

@@ -158,7 +158,8 @@ class Room:
             return f"{view.name} starts nothing: {self.guarded.reason}"
         room = None if view.gpus is None else view.gpus - self.kept_gpus
         if not limits_only and room is not None and gpus > 0 and self.gpus_used + gpus > room + SLACK:
-            return f"{view.name} has {max(0.0, room - self.gpus_used):g} of {view.gpus:g} GPUs free and it needs {gpus:g}"
+            kept = f" besides {self.kept_gpus:g} kept for serving" if self.kept_gpus > 0 else ""
+            return f"{view.name} has {max(0.0, room - self.gpus_used):g} of {view.gpus:g} GPUs free{kept} and it needs {gpus:g}"
         if view.max_jobs is not None and self.jobs_placed + 1 > view.max_jobs:
             return f"{view.name} holds {self.jobs_placed} of at most {view.max_jobs} jobs"
         if self.limit_w is not None and self.draw_w + power_w * view.pue > self.limit_w - self.kept_w + SLACK:

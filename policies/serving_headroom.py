@@ -1,19 +1,127 @@
-"""How many GPUs to keep for interactive serving: its demand by time of week, with a quantile and a margin for bursts. Pure."""
+"""How many GPUs and W to keep for interactive serving, by time of week, with a quantile and a margin for bursts. Pure."""
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import groupby
 from zoneinfo import ZoneInfo
 
-from policies.world import Reserved
+from policies.sentences import kw
+from policies.world import KeptFree, RegionView, Reserved, World
 
-DAY, WEEK, BIN_S = timedelta(days=1), timedelta(days=7), 900
+WEEK, BIN_S = timedelta(days=7), 900
 #: Weeks that count, and how much less each counts than the one after it.
 WEEKS, FADE = 4, 0.7
+#: What was needed in the last minutes is kept for as many more, whatever was expected: bursts last.
+RECENT = timedelta(minutes=5)
+#: Metrics that were not read for so long tell nothing of the present, nor of as long a time ahead.
+SILENT = timedelta(minutes=15)
 
-History = Sequence[tuple[datetime, float | None]]
 Slots = Sequence[tuple[datetime, datetime]]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Demand as it was read over ``[start, end)``, within one quarter hour of UTC: mean and highest reading, GPUs."""
+
+    start: datetime
+    end: datetime
+    mean: float
+    highest: float
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What is declared of a serving: GPUs and W (at the meter) that it always needs, the GPUs that it may have at most, what
+    one of them draws (W at the meter), the ``quantile`` of its demand that is kept free, and whether its demand is read."""
+
+    name: str
+    floor_gpus: float
+    most_gpus: float
+    floor_w: float
+    watts_per_gpu: float
+    quantile: float = 0.95
+    is_read: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Recent:
+    """The highest demand in the last minutes that were read, GPUs; None: none was for SILENT, ``since`` when (None: ever)."""
+
+    gpus: float | None
+    since: datetime | None = None
+
+
+# --- demand by time of week -------------------------------------------------------------------------------------------
+
+_Time = tuple[int, int]
+_At = Mapping[_Time, Sequence[tuple[float, float, float]]]
+
+
+def demand_quantile(
+    history: Iterable[Seen], now: datetime, slots: Slots, *, quantile: float = 0.95, zone: str = "UTC"
+) -> list[float | None]:
+    """GPUs that demand does not exceed in ``quantile`` of the slots at that time, even by its highest reading; None where too
+    little is known. Nothing that ended after ``now`` is looked at.
+
+    Quarter hours of up to 4 weeks at the slot's time of week count, recent weeks more, where two weeks or more were seen at
+    that time; else those at its time of day, of two days or more. Their mean is multiplied by the quantile of the ratios of
+    each quarter hour's highest reading to the mean of the others at its time: four weeks are too few for a quantile of their
+    own at each time, and one quantile on top of another would keep far too much.
+    """
+    tz = ZoneInfo(zone)
+    bins: dict[int, list[Seen]] = defaultdict(list)
+    for one in history:
+        if one.end <= now and one.start >= now - WEEKS * WEEK:
+            bins[int(one.start.timestamp()) // BIN_S].append(one)
+    weekly: dict[_Time, list[tuple[float, float, float]]] = defaultdict(list)
+    daily: dict[_Time, list[tuple[float, float, float]]] = defaultdict(list)
+    for number, parts in bins.items():
+        local = datetime.fromtimestamp(number * BIN_S, tz)
+        long_s = [(one.end - one.start).total_seconds() for one in parts]
+        mean = sum(one.mean * s for one, s in zip(parts, long_s, strict=True)) / sum(long_s)
+        at = (mean, max(one.highest for one in parts), FADE ** ((now - local) // WEEK))
+        for table, key in ((weekly, _time_of(local)), (daily, _time_of(local, weekly=False))):
+            table[key].append(at)
+    by_week, by_day = _levels(weekly, quantile), _levels(daily, quantile)
+    out: list[float | None] = []
+    for start, end in slots:
+        first, last = int(start.timestamp()) // BIN_S, math.ceil(end.timestamp() / BIN_S)
+        worst: float | None = 0.0
+        # The dearest quarter hour of the slot counts: a mean over a long slot would hide it.
+        for number in range(first, last):
+            local = datetime.fromtimestamp(number * BIN_S, tz)
+            level = by_week.get(_time_of(local))
+            level = by_day.get(_time_of(local, weekly=False)) if level is None else level
+            worst = None if worst is None or level is None else max(worst, level)
+        out.append(worst)
+    return out
+
+
+def _time_of(local: datetime, *, weekly: bool = True) -> _Time:
+    return (local.weekday() if weekly else -1, (local.hour * 60 + local.minute) // 15)
+
+
+def _levels(table: _At, quantile: float) -> dict[_Time, float]:
+    """What is kept at each time that was seen twice or more."""
+    often = {key: at for key, at in table.items() if len(at) > 1}
+    ratios = [pair for at in often.values() for pair in _ratios(at)]
+    burst = _quantile(ratios, quantile) if ratios else 1.0
+    return {key: burst * sum(m * w for m, _, w in at) / sum(w for _, _, w in at) for key, at in often.items()}
+
+
+def _ratios(at: Sequence[tuple[float, float, float]]) -> Iterator[tuple[float, float]]:
+    """Highest reading of each quarter hour at one time over the mean of the others, with its weight; against a mean that it is
+    itself part of, a quarter hour would look calmer than the next one will be."""
+    total, weight = sum(m * w for m, _, w in at), sum(w for _, _, w in at)
+    for mean, top, w in at:
+        others = (total - mean * w) / (weight - w)
+        if others > 1e-9:
+            yield top / others, w
+        elif total > 0:
+            yield top / (total / weight), w
 
 
 def _quantile(weighted: Sequence[tuple[float, float]], quantile: float) -> float:
@@ -27,107 +135,76 @@ def _quantile(weighted: Sequence[tuple[float, float]], quantile: float) -> float
     return ordered[-1][0]
 
 
-def _ratios(at: Sequence[tuple[float, float, float]]) -> list[tuple[float, float]]:
-    """Highest sample of each quarter hour at one time of week over the mean of the others, with its weight; against a mean
-    that it is itself part of, a quarter hour would look calmer than the next one will be."""
-    total, weight = sum(m * w for m, _, w in at), sum(w for _, _, w in at)
-    out = []
-    for mean, top, w in at:
-        others = (total - mean * w) / (weight - w) if len(at) > 1 else mean
-        if others > 1e-9:
-            out.append((top / others, w))
-        elif total > 0:
-            out.append((top / (total / weight), w))
-    return out
+# --- what is kept -----------------------------------------------------------------------------------------------------
 
 
-def _known(history: History, now: datetime) -> list[tuple[datetime, float]]:
-    since = now - WEEKS * WEEK
-    return sorted((at, v) for at, v in history if v is not None and math.isfinite(v) and v >= 0 and since <= at <= now)
-
-
-def demand_quantile(
-    history: History, now: datetime, slots: Slots, *, quantile: float = 0.95, zone: str = "UTC"
-) -> list[float | None]:
-    """GPUs of demand that ``quantile`` of the time is not exceeded, per slot; None: nothing is known.
-
-    ``history`` holds regular samples in GPUs (None: a gap). Quarter hours of up to 4 weeks at the slot's time of week count,
-    recent weeks more; at its time of day with less than a week; the highest seen with less than a day, or where nothing was
-    seen at that time. Their mean is multiplied by the quantile of the ratios of each quarter hour's highest sample to the mean
-    of the others at its time: four weeks are too few for a quantile of their own at each time, and one quantile on top of
-    another would keep far too much. The next two slots never get less than the last sample.
-    """
-    known = _known(history, now)
-    if not known:
-        return [None] * len(slots)
-    tz = ZoneInfo(zone)
-    bins: dict[int, list[float]] = defaultdict(list)
-    for at, value in known:
-        bins[int(at.timestamp()) // BIN_S].append(value)
-    means = {b: sum(values) / len(values) for b, values in bins.items()}
-    seen = now - known[0][0]
-    highest = max(value for _, value in known)
-    at_time: dict[tuple[int, int], list[tuple[float, float, float]]] = defaultdict(list)
-    for b, values in bins.items():
-        local = datetime.fromtimestamp(b * BIN_S, tz)
-        at_time[_time_of(local, seen >= WEEK)].append((means[b], max(values), FADE ** ((now - local) // WEEK)))
-    level = {t: sum(m * w for m, _, w in at) / sum(w for _, _, w in at) for t, at in at_time.items()}
-    ratios = [pair for at in at_time.values() for pair in _ratios(at)]
-    burst = _quantile(ratios, quantile) if ratios else 1.0
-    out: list[float | None] = []
-    upcoming = 0
-    for start, end in slots:
-        first, last = int(start.timestamp()) // BIN_S, math.ceil(end.timestamp() / BIN_S)
-        times = {_time_of(datetime.fromtimestamp(b * BIN_S, tz), seen >= WEEK) for b in range(first, last)}
-        # The dearest quarter hour of the slot counts: a mean over a long slot would hide it.
-        tops = [level[key] * burst for key in times if key in level]
-        expected = max(tops) if tops and seen >= DAY else highest
-        if end > now and upcoming < 2:
-            upcoming += 1
-            expected = max(expected, known[-1][1])
-        out.append(expected)
-    return out
-
-
-def _time_of(local: datetime, weekly: bool) -> tuple[int, int]:
-    return (local.weekday() if weekly else -1, (local.hour * 60 + local.minute) // 15)
+def near(slots: Slots, now: datetime, recent: Recent | None) -> int:
+    """How many slots, from the one that is running on, what is known of the last minutes says something of."""
+    if recent is None:
+        return 0
+    until = now + (SILENT if recent.gpus is None else RECENT)
+    return next((number for number, (start, _) in enumerate(slots) if start >= until), len(slots))
 
 
 def headroom(
-    history: History,
-    now: datetime,
-    slots: Slots,
-    *,
-    name: str,
-    held_gpus: float,
-    floor_gpus: float,
-    most_gpus: float,
-    watts_per_gpu: float,
-    quantile: float = 0.95,
-    zone: str = "UTC",
-) -> list[Reserved]:
-    """What batch leaves alone in each slot for serving ``name``, beyond ``held_gpus``, which serving occupies already and which
-    are counted elsewhere. Demand is kept between ``floor_gpus`` and ``most_gpus``; unknown demand keeps ``most_gpus``.
-    ``watts_per_gpu`` is at the meter. Slots for which nothing is to be kept are left out."""
-    known = _known(history, now)
-    weeks = min(WEEKS, (now - known[0][0]) // WEEK) if known else 0
-    days = (now - known[0][0]) // DAY if known else 0
-    since = f"last {weeks} weeks" if weeks > 1 else "last week" if weeks else "last days" if days else "last hours"
-    expected = demand_quantile(history, now, slots, quantile=quantile, zone=zone)
+    declared: Declared, slots: Slots, expected: Sequence[float | None], recent: Recent | None, near_slots: int
+) -> tuple[Reserved, ...]:
+    """What batch leaves alone for a serving in each slot, whole GPUs; slots that are alike are one. ``expected`` is as
+    ``demand_quantile`` has it; ``recent`` counts in the first ``near_slots``; None: there was no time yet to read it.
+
+    Unknown is not zero: where its demand is not known, all that a serving declares is kept.
+    """
+    kept = [
+        (start, end, *_kept(declared, demand, recent if number < near_slots else None))
+        for number, ((start, end), demand) in enumerate(zip(slots, expected, strict=True))
+    ]
     out = []
-    for (start, end), demand in zip(slots, expected, strict=True):
-        wanted = most_gpus if demand is None else min(max(demand, floor_gpus), most_gpus)
-        gpus = max(0.0, wanted - held_gpus)
-        if gpus <= 0:
-            continue
-        when = f"{start.astimezone(ZoneInfo(zone)):%a %H:%M}"
-        if demand is None:
-            reason = f"kept for {name}: its demand is unknown, so all {most_gpus:g} GPUs it may have, {when}"
-        elif days:
-            reason = (
-                f"kept for {name}: {demand:.1f} GPUs expected at most here with {100 * quantile:g} %, {when}, of the {since}"
-            )
-        else:
-            reason = f"kept for {name}: {demand:.1f} GPUs at most were needed in the {since}, {when}"
-        out.append(Reserved(start, end, gpus, gpus * watts_per_gpu, reason))
-    return out
+    for (gpus, _), run in groupby(kept, key=lambda one: (one[2], one[3])):
+        alike = list(run)
+        power_w = max(declared.floor_w, gpus * declared.watts_per_gpu)
+        if gpus > 0 or power_w > 0:
+            demand = max((one[4] for one in alike), default=0.0)
+            reason = f"kept free for serving {declared.name} ({alike[0][3].format(gpus=demand)})"
+            out.append(Reserved(alike[0][0], alike[-1][1], gpus, power_w, reason))
+    return tuple(out)
+
+
+def _kept(declared: Declared, demand: float | None, recent: Recent | None) -> tuple[float, str, float]:
+    """GPUs for one slot, why, with a place for GPUs of demand, and those."""
+    if not declared.is_read:
+        return math.ceil(declared.floor_gpus), "its floor", 0.0
+    if recent is not None and recent.gpus is None:
+        since = f"since {recent.since:%H:%M}Z" if recent.since is not None else "yet"
+        return math.ceil(declared.most_gpus), f"its metrics could not be read {since}: all that it may have", 0.0
+    if demand is None:
+        return math.ceil(declared.most_gpus), "too little is known of its demand at this hour: all that it may have", 0.0
+    why = f"p{100 * declared.quantile:g} of demand at this hour {{gpus:.1f}} GPUs"
+    if recent is not None and recent.gpus is not None and recent.gpus > demand:
+        demand, why = recent.gpus, f"{{gpus:.1f}} GPUs needed in the last {RECENT.total_seconds() / 60:.0f} min"
+    if demand <= declared.floor_gpus:
+        return math.ceil(declared.floor_gpus), f"its floor; {why}", demand
+    if demand > declared.most_gpus:
+        return math.ceil(declared.most_gpus), f"all that it may have; {why}", demand
+    return math.ceil(demand - 1e-9), why, demand
+
+
+def kept_free(world: World, until: datetime) -> tuple[KeptFree, ...]:
+    """What a plan leaves free before ``until`` and why, by region and start."""
+    return tuple(
+        KeptFree(view.name, one.start, one.end, one.gpus, one.power_w, sentence_of(view, one))
+        for view in world.regions
+        for one in sorted(view.reserved, key=lambda one: one.start)
+        if one.start < until and one.end > world.now
+    )
+
+
+def sentence_of(view: RegionView, one: Reserved) -> str:
+    """What is kept free when, and why, in UTC; power only where it is limited, or all that is kept."""
+    what = []
+    if one.gpus > 0:
+        of = "" if view.gpus is None else f" of {view.gpus:g}"
+        what.append(f"{one.gpus:g}{of} GPU{'' if one.gpus == 1 and not of else 's'}")
+    if one.power_w > 0 and (view.power_limit_w is not None or not what):
+        what.append(kw(one.power_w))
+    same_day = one.start.date() == one.end.date()
+    return f"{one.start:%a %H:%M}-{one.end:{'%H:%M' if same_day else '%a %H:%M'}}: {' and '.join(what)} {one.reason}"

@@ -375,11 +375,23 @@ class NewPeak:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptFree:
+    """What a plan leaves free over ``[start, end)`` for interactive serving: GPUs, W (at the meter), and why in a sentence."""
+
+    region: str
+    start: datetime
+    end: datetime
+    gpus: float
+    power_w: float
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What we would do from ``made_at`` on; disposable, made anew as truth arrives. ``bound`` is a proven lower bound on
     ``objective`` (planning currency) and ``gap`` their relative difference. ``peaks`` has the months whose demand charge the
     plan raises, or holds where it would have been raised otherwise. ``note`` says what an operator should know of how it was
-    made, empty when all is as it should be."""
+    made, empty when all is as it should be. ``kept`` is what it leaves free for interactive serving."""
 
     made_at: datetime
     horizon_end: datetime
@@ -391,6 +403,7 @@ class Plan:
     gap: float | None = None
     peaks: tuple[NewPeak, ...] = ()
     note: str = ""
+    kept: tuple[KeptFree, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

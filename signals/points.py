@@ -22,6 +22,8 @@ class Kind(StrEnum):
     CARBON_RANK = "carbon_rank"
     LOAD = "load"
     GENERATION = "generation"
+    #: No signal of a grid: what interactive serving had to do.
+    SERVING = "serving"
 
 
 class Quality(StrEnum):
@@ -47,6 +49,7 @@ UNITS = {
     Kind.CARBON_RANK: "percentile",
     Kind.LOAD: "MW",
     Kind.GENERATION: "MW",
+    Kind.SERVING: "requests",
 }
 
 

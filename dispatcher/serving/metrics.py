@@ -25,6 +25,8 @@ CONNECT_S, READ_S = 2.0, 3.0
 MAX_BYTES = 8 * 2**20
 #: A series that is gone for so long, s, is forgotten; one that comes back sooner goes on where it was.
 FORGET_S = 300.0
+#: A counter of requests is told as a rate over so long, s: from second to second requests come by chance.
+RATE_S = 15.0
 #: Counters whose names end so in the text format may be asked for without.
 _TOTAL = "_total"
 
@@ -68,6 +70,10 @@ class MetricsReader:
         self._matchers = parse_matchers(config.match)
         self._measures = [slo.measure(config.preset) or Measure() for slo in config.slos]
         self._sums = [(_Sum(), _Sum()) for _ in config.slos]
+        self._loads = config.loads()
+        self._load_sums = [_Sum() for _ in self._loads]
+        #: When the counters of its load were read last, s, and what they said together.
+        self._counted_at: tuple[float, float] | None = None
         timeout = urllib3.Timeout(connect=CONNECT_S, read=READ_S)
         self._pool = urllib3.PoolManager(maxsize=1, retries=False, timeout=timeout)
 
@@ -76,8 +82,9 @@ class MetricsReader:
         self._pool.clear()
 
     def read(self) -> Sequence[Counted]:
-        """What each objective counts now. Raises MetricsError when nothing can be read at all."""
-        names = sorted({name for measure in self._measures for name in _names(measure)})
+        """What each objective counts now and, where it is asked for, last the load, in ``value`` (None: nothing new). Raises
+        MetricsError when nothing can be read at all."""
+        names = sorted({name for measure in (*self._measures, *self._loads) for name in _names(measure)})
         samples = self._page(names) if self._config.source == "metrics" else self._asked(names)
         by_name: dict[str, list[Sample]] = {}
         for sample in samples:
@@ -88,7 +95,30 @@ class MetricsReader:
                 out.append(_counted(slo, measure, by_name, sums, now_s))
             except MetricsError as error:
                 out.append(Counted(wrong=str(error)))
+        if self._loads:
+            try:
+                out.append(self._load(by_name, now_s))
+            except MetricsError as error:
+                out.append(Counted(wrong=str(error)))
         return out
+
+    def _load(self, by_name: Mapping[str, list[Sample]], now_s: float) -> Counted:
+        """What the server has to do; a counter says so each RATE_S only. Raises MetricsError where its series are not there."""
+        load, age_s = 0.0, 0.0
+        for measure, total in zip(self._loads, self._load_sums, strict=True):
+            series = _series(measure.gauge or measure.total, by_name)
+            age_s = max(age_s, *(one.age_s for one in series))
+            if measure.gauge:
+                load += sum(one.value for one in series)
+            else:
+                load += total.add({_key(one.labels): one.value for one in series}, now_s)
+        if not any(measure.total for measure in self._loads):
+            return Counted(value=load, age_s=age_s)
+        at_s, before = now_s - age_s, self._counted_at
+        if before is not None and at_s - before[0] < RATE_S:
+            return Counted(age_s=age_s)
+        self._counted_at = (at_s, load)
+        return Counted(value=None if before is None else (load - before[1]) / (at_s - before[0]), age_s=age_s)
 
     def _page(self, names: Sequence[str]) -> Iterable[Sample]:
         """The series of the server's own page that match."""

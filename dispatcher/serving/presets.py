@@ -21,6 +21,17 @@ def _seconds(name: str) -> Measure:
     return Measure(histogram=name)
 
 
+#: What a server has to do now: the sum of these gauges, or of the requests that these counters count each second.
+LOADS: Mapping[str, tuple[Measure, ...]] = {
+    "vllm": (Measure(gauge="vllm:num_requests_running"), Measure(gauge="vllm:num_requests_waiting")),
+    "sglang": (Measure(gauge="sglang:num_running_reqs"), Measure(gauge="sglang:num_queue_reqs")),
+    "triton": (Measure(total="nv_inference_request_success"),),
+    "ray-serve": (
+        Measure(gauge="ray_serve_replica_processing_queries"),
+        Measure(gauge="ray_serve_deployment_queued_queries"),
+    ),
+}
+
 PRESETS: Mapping[str, Mapping[str, Measure]] = {
     # https://docs.vllm.ai "Production Metrics", V1 engine; it counts no failed requests
     "vllm": {

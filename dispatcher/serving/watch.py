@@ -29,7 +29,8 @@ class Reader(Protocol):
     """Reads one serving's metrics."""
 
     def read(self) -> Sequence[Counted]:
-        """What each of its objectives counts now, in their order. Blocks for some seconds at most. Raises MetricsError."""
+        """What each of its objectives counts now, in their order, and then its load, where that is asked for. Blocks for some
+        seconds at most. Raises MetricsError."""
         ...
 
     def close(self) -> None:
@@ -81,7 +82,8 @@ class _Served:
 class ServingWatch:
     """All serving of a configuration. ``look`` is a loop's; the rest may be called from any thread.
 
-    ``nodes`` are those that agents tell of, ``changed`` is called when batch has to give more, or less.
+    ``nodes`` are those that agents tell of, ``changed`` is called when batch has to give more, or less, and ``demand`` with a
+    region, a serving's name, its load as it was read and how old that is, s.
     """
 
     def __init__(
@@ -92,9 +94,11 @@ class ServingWatch:
         *,
         nodes: Callable[[], Iterable[NodeLive]] = lambda: (),
         changed: Callable[[], None] = lambda: None,
+        demand: Callable[[str, str, float, float], None] = lambda region, name, load, age_s: None,
         mono: Callable[[], float] = time.monotonic,
     ) -> None:
         self._history, self._nodes, self._changed, self._mono = history, nodes, changed, mono
+        self._demand = demand
         self._served = tuple(
             _Served(
                 region.name,
@@ -158,6 +162,9 @@ class ServingWatch:
                     watch.missing(at_s, said.wrong if said is not None else error)
                 else:
                     watch.add(Reading(at_s - said.age_s, said.good, said.total, said.value))
+        for load in counted[len(one.watches) :]:
+            if load.value is not None and not load.wrong:
+                self._demand(one.region, one.config.name, load.value, load.age_s)
 
     # --- judging ------------------------------------------------------------------------------------------------------
 

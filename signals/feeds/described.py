@@ -88,10 +88,10 @@ def unit_of(options: Mapping[str, Any], kind: Kind) -> tuple[str, float]:
 
 def kind_of(options: Mapping[str, Any]) -> Kind:
     """The kind that the values are of; raises SignalError."""
-    try:
-        return Kind(options["kind"])
-    except (KeyError, ValueError) as error:
-        raise SignalError(f"kind: {options.get('kind')!r}; say what the values are: {', '.join(Kind)}") from error
+    known = (Kind.PRICE, *_FACTORS)
+    if options.get("kind") not in known:
+        raise SignalError(f"kind: {options.get('kind')!r}; say what the values are: {', '.join(known)}")
+    return Kind(options["kind"])
 
 
 def is_true(options: Mapping[str, Any], key: str) -> bool:

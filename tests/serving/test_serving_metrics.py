@@ -44,6 +44,7 @@ class Page:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
 
             def do_GET(self) -> None:
                 outer.asked.append((self.path, self.headers.get("Authorization")))

@@ -1,0 +1,283 @@
+"""What serving had to do: read from a real server, kept over restarts, and left free by the control plane's own loops."""
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from dispatcher.clusters.simulated import Workload
+from dispatcher.config import Config
+from dispatcher.loops import Loop
+from dispatcher.serving.demand import DemandBook
+from dispatcher.serving.metrics import RATE_S, MetricsReader
+from dispatcher.serving.watch import ServingWatch
+from dispatcher.simulation import Simulation
+from dispatcher.store import Job, Request
+from dispatcher.store.engine import database, make_engine
+from dispatcher.store.migrate import upgrade
+from policies.flexibility import parse_flexibility
+from policies.world import JobState, Reserved
+from signals.memory_store import MemorySignalStore
+from signals.points import Kind
+from signals.store import SignalStore
+from tests.serving.test_serving_metrics import Page
+
+START = datetime(2026, 3, 2, tzinfo=UTC)  # a Monday
+H, DAY, MINUTE = timedelta(hours=1), timedelta(days=1), timedelta(minutes=1)
+SLO = {"metric": "queue", "limit": 100}
+CHAT: dict[str, Any] = {
+    "name": "chat", "preset": "vllm", "source": "metrics", "url": "http://chat:8000/metrics",
+    "load_per_gpu": 10.0, "max_gpus": 4, "slo": [SLO],
+}  # fmt: skip
+LOAD = """\
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{{model_name="llama"}} {running}
+# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{{model_name="llama"}} {waiting}
+"""
+
+
+def config(**more: Any) -> Config:
+    one = {"name": "a", "address": "http://a", "gpus": 4, "pue": 1.5, "observe_s": 60, "serving": [{**CHAT, **more}]}
+    one["price"] = [{"feed": "synthetic", "price_swing": 0.0}]
+    return Config.model_validate({"region": [one], "planning": {"horizon_hours": 24}})
+
+
+class Book:
+    """A book on a clock that a test moves."""
+
+    def __init__(self, signals: Any = None, now: datetime = START, **more: Any) -> None:
+        self.signals, self.now = signals or MemorySignalStore(), now
+        self.book = DemandBook(config(**more), self.signals, lambda: self.now)
+
+    def reads(self, until: datetime, load: Callable[[datetime], float], every: timedelta = MINUTE) -> None:
+        while self.now < until:
+            self.book.note("a", "chat", load(self.now))
+            self.now += every
+            self.book.keep(self.now)
+
+    def at(self, when: datetime) -> Reserved:
+        (one,) = [kept for kept in self.book.reserved("a") if kept.start <= when < kept.end]
+        return one
+
+
+def by_day(at: datetime) -> float:
+    """Requests: 2 GPUs by day, 0.5 at night."""
+    return 20.0 if 8 <= at.hour < 20 else 5.0
+
+
+def test_nothing_is_kept_where_nothing_is_declared() -> None:
+    book = Book(load_per_gpu=None, max_gpus=0)
+    book.reads(START + H, by_day)
+    assert book.book.reserved("a") == () and book.signals.read("a", Kind.SERVING, START, START + DAY, START + DAY) == []
+    assert book.book.reserved("b") == ()
+
+
+def test_demand_is_learned_and_until_then_all_is_kept() -> None:
+    book = Book()
+    assert (book.at(START).gpus, book.at(START + 5 * DAY).gpus) == (4, 4)
+    book.reads(START + 2 * DAY, by_day)
+    assert (book.at(book.now + H).gpus, book.at(book.now + 12 * H).gpus) == (1, 2)
+    assert "p95 of demand at this hour 2.0 GPUs" in book.at(book.now + 12 * H).reason
+    assert book.at(book.now + 13 * DAY + 12 * H).gpus == 2, "as far as any plan looks ahead"
+    assert book.at(book.now + 12 * H).power_w == pytest.approx(2 * 400.0 * 1.5), "at the meter"
+    assert book.book.reserved("a") is not None and len(book.book.reserved("a")) < 64, "slots that are alike are one"
+
+
+def test_what_was_seen_outlives_a_restart_and_a_crash_costs_a_quarter_hour(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'gridshift.db'}"
+    upgrade(url)
+    store = SignalStore(make_engine(database(url)))
+    first = Book(store)
+    first.reads(START + 3 * DAY + 7 * MINUTE, by_day)
+    kept = first.book.reserved("a")
+    first.book.close()
+    again = Book(store, first.now)
+    assert again.book.reserved("a") == kept
+    (last, *_) = sorted(store.read("a", Kind.SERVING, START, again.now, again.now), key=lambda p: p.start, reverse=True)
+    assert last.start == START + 3 * DAY and last.end < again.now, "the quarter hour that was running, as far as it was read"
+    # the rest of it stands beside what is there already
+    again.reads(START + 3 * DAY + 31 * MINUTE, lambda at: 39.0)
+    crashed = Book(store, again.now)  # nobody closed it
+    points = [p for p in store.read("a", Kind.SERVING, START + 3 * DAY, again.now, again.now) if p.variant.endswith("highest")]
+    assert [(p.start.minute, p.value) for p in points] == [(0, 5.0), (7, 39.0), (15, 39.0)]
+    assert (crashed.at(crashed.now).gpus, crashed.at(crashed.now + H).gpus) == (4, 1), "the burst is remembered too"
+
+
+def test_another_metric_or_share_of_a_gpu_is_not_mixed_up() -> None:
+    book = Book()
+    book.reads(START + 3 * DAY, by_day)
+    book.book.close()
+    half = Book(book.signals, book.now, load_per_gpu=20.0)
+    assert half.at(book.now + 12 * H).gpus == 1, "the load was kept, not the GPUs"
+    other = Book(book.signals, book.now, load_gauge="requests")
+    assert other.at(book.now + 12 * H).gpus == 4, "of another metric nothing is known"
+
+
+def test_a_later_reading_is_not_known_before() -> None:
+    book = Book()
+    book.reads(START + 3 * DAY, by_day)
+    book.book.close()
+    early = Book(book.signals, START + DAY)
+    assert "too little is known" in early.at(early.now + H).reason
+
+
+def test_stale_metrics_keep_what_was_needed_last_and_then_all() -> None:
+    book = Book()
+    book.reads(START + 2 * DAY, by_day)
+    book.now += 10 * MINUTE
+    assert book.at(book.now).gpus == 1, "a short silence: as in the last minutes, and as at this hour"
+    book.now += 10 * MINUTE
+    silent = book.at(book.now)
+    assert silent.gpus == 4 and "its metrics could not be read since 23:59Z: all that it may have" in silent.reason
+    assert silent.end - book.now <= timedelta(minutes=30) and book.at(silent.end).gpus == 1
+    book.book.note("a", "chat", 12.0)
+    assert book.at(book.now).gpus == 2 and "1.2 GPUs needed in the last 5 min" in book.at(book.now).reason
+    for wrong in (float("nan"), float("inf"), -1.0, 1e12):
+        book.now += timedelta(seconds=1)
+        book.book.note("a", "chat", wrong)
+    assert book.at(book.now).gpus == 2
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"load_per_gpu": 0}, "greater than 0"),
+        ({"floor_gpus": 2.5}, "valid integer"),
+        ({"headroom_quantile": 1.0}, "less than or equal to 0.999"),
+        ({"floor_w": -1}, "greater than or equal to 0"),
+        ({"load_per_gpu": None}, "max_gpus is for headroom by demand, which needs load_per_gpu"),
+        ({"max_gpus": 0}, "add max_gpus, the GPUs that it may have at most"),
+        ({"floor_gpus": 5}, "floor_gpus 5 is more than max_gpus, 4"),
+        ({"max_gpus": 0, "gpu_uuids": ["g"], "floor_gpus": 2}, "floor_gpus 2 is more than the number of gpu_uuids, 1"),
+        ({"max_gpus": 9}, "serving chat: max_gpus 9 is more than the 4 GPUs here"),
+        ({"load_gauge": "a b"}, "'a b' is not the name of a metric"),
+        ({"load_gauge": "a", "load_counter": "b"}, "give load_gauge or load_counter, not both"),
+        ({"preset": "", "slo": [{**SLO, "gauge": "q"}]}, "there is no preset for what is to be divided by it"),
+    ],
+)
+def test_a_wrong_setting_is_told(more: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said.replace("(", r"\(")):
+        config(**more)
+
+
+def test_floors_above_the_power_limit_are_told() -> None:
+    one = {"name": "a", "address": "http://a", "power_limit_w": 500, "serving": [{**CHAT, "floor_w": 700}]}
+    with pytest.raises(ValidationError, match="floor_w of its serving is 700 W together, power_limit_w 500 W"):
+        Config.model_validate({"region": [one]})
+
+
+# --- the real reader, the real loops ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def page() -> Iterator[Page]:
+    made = Page()
+    yield made
+    made.close()
+
+
+def test_a_servers_load_is_the_sum_of_what_works_and_waits(page: Page) -> None:
+    reader = MetricsReader(config(url=page.url).regions[0].serving[0], {})
+    page.shows(LOAD.format(running=7, waiting=2))
+    *_, load = reader.read()
+    assert (load.value, load.wrong) == (9.0, "")
+    page.shows(LOAD.format(running=7, waiting=2).replace("requests_running", "requests_gone"))
+    queue, load = reader.read()
+    assert queue.value == 2.0 and load.wrong == "there is no series vllm:num_requests_running (that matches)"
+    reader.close()
+
+
+def test_a_counter_is_told_as_a_rate(page: Page) -> None:
+    at_s = 0.0
+    one = config(url=page.url, load_counter="done_total").regions[0].serving[0]
+    reader = MetricsReader(one, {}, mono=lambda: at_s)
+
+    def load(done: float, after_s: float) -> float | None:
+        nonlocal at_s
+        at_s += after_s
+        page.shows(LOAD.format(running=0, waiting=0) + f"# TYPE done counter\ndone_total {done}\n")
+        return reader.read()[-1].value
+
+    assert [load(100, 0), load(107, 1), load(130, RATE_S - 1), load(131, 1)] == [None, None, 2.0, None]
+    assert load(7, RATE_S) == pytest.approx(8 / (RATE_S + 1)), "a server that restarts counts from zero"
+    reader.close()
+
+
+class Site:
+    """The control plane's loops over simulated clusters, a real server's page, and its reader."""
+
+    def __init__(self, page: Page, signals: MemorySignalStore, start: datetime, **more: Any) -> None:
+        self.load: Callable[[datetime], float] | None = by_day
+        self.sim = Simulation(config(url=page.url, **more), start, [], tick_s=60.0, plan_s=900.0)
+        self.demand = DemandBook(self.sim.control.config, signals, self.sim.clock.now)
+        self.sim.control.reserved = self.demand.reserved
+        self.watch = ServingWatch(
+            self.sim.control.config,
+            lambda one: MetricsReader(one, {}),
+            self.sim.store,
+            demand=self.demand.note,
+            mono=lambda: self.sim.clock.now().timestamp(),
+        )
+
+        def answer(_: str) -> tuple[int, bytes]:
+            if self.load is None:
+                return 500, b""
+            return 200, LOAD.format(running=self.load(self.sim.clock.now()), waiting=0).encode()
+
+        page.answer = answer
+        reading = [Loop("read", 300.0, lambda now: self.watch.read_all()), Loop("kept", 300.0, self.demand.keep)]
+        self.sim.loops[0:0] = reading
+
+    def submit(self, job_id: str, gpus: float, run_s: float, **metadata: str) -> None:
+        now = self.sim.clock.now()
+        given = {f"gridshift.{key}": value for key, value in metadata.items()}
+        flex = parse_flexibility(given, now=now, gpus_requested=gpus, regions=["a"])
+        self.sim.clusters["a"].workloads[job_id] = Workload(run_s=run_s, checkpoint_s=3.0)
+        request = Request("true", metadata=given, entrypoint_num_gpus=gpus)
+        self.sim.control.admit(Job(job_id, request, flex, JobState.QUEUED, now, now, reason="submitted")).result()
+
+    def job(self, job_id: str) -> Job:
+        found = self.sim.store.job(job_id)
+        assert found is not None
+        return found
+
+    def run(self, until: datetime) -> None:
+        self.sim.run(until)
+
+
+def test_batch_is_planned_into_the_trough_that_a_real_server_shows(page: Page) -> None:
+    signals = MemorySignalStore()
+    learning = Site(page, signals, START)
+    learning.run(START + 3 * DAY + 10 * H)
+    learning.demand.close()
+    assert [path for path, _ in page.asked[:1]] == ["/"] and len(page.asked) > 900
+
+    # another control plane, the same store: at ten in the morning serving needs 2 of 4 GPUs
+    site = Site(page, signals, START + 3 * DAY + 10 * H)
+    site.run(site.sim.clock.now() + 5 * MINUTE)
+    site.submit("wide", 3.0, 3600.0, deadline="20h", runtime="1h")
+    site.submit("narrow", 2.0, 3600.0, deadline="20h", runtime="1h")
+    site.run(site.sim.clock.now() + 20 * MINUTE)
+    plan = site.sim.control.snapshot().world.plan
+    assert plan is not None
+    start, _ = plan.placements["wide"].intervals[0]
+    assert start.hour == 20 and site.job("wide").state is JobState.QUEUED
+    sentences = [one.sentence for one in plan.kept]
+    assert sentences[0].endswith("2 of 4 GPUs kept free for serving chat (p95 of demand at this hour 2.0 GPUs)"), sentences
+    assert sentences[1] == (
+        "Thu 20:00-Fri 08:00: 1 of 4 GPUs kept free for serving chat (p95 of demand at this hour 0.5 GPUs)"
+    ), sentences
+    assert site.job("narrow").state is JobState.RUNNING, "beside serving there are two"
+    site.run(START + 3 * DAY + 20 * H + 40 * MINUTE)
+    assert site.job("wide").state is JobState.RUNNING and site.job("narrow").state is JobState.SUCCEEDED
+
+    # its metrics fail: nothing is known any more, and all that it may have is kept
+    site.load = None
+    site.run(site.sim.clock.now() + 30 * MINUTE)
+    (view,) = site.sim.control.snapshot().world.regions
+    now = next(one for one in view.reserved if one.start <= site.sim.clock.now() < one.end)
+    assert now.gpus == 4 and "could not be read since 20:" in now.reason
