@@ -13,8 +13,8 @@ from dispatcher.errors import GridshiftError
 from policies import registry
 from policies.fit import why_no_place
 from policies.policy import Policy
-from policies.turns import WAITING
 from policies.serving_headroom import kept_free
+from policies.turns import WAITING
 from policies.world import Alternative, JobView, Placement, Plan, Settings, World
 
 #: Which answer is the newer one: the number of the planner that gave it, and how often its plan had changed by then.

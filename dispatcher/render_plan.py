@@ -71,8 +71,22 @@ def gantt(
     if not placements:
         parts.append(Text("nothing is planned"))
     parts += [Text(f"{clean(peak['region'])}: {clean(peak['sentence'])}") for peak in plan.get("peaks") or ()]
+    parts += [Text(line) for line in _kept_free(plan.get("kept_free") or (), axis.start + axis.step * axis.width)]
     parts += [Text(f"{clean(name)}: not placed: {clean(why)}", style="yellow") for name, why in plan["unplaced"].items()]
     return Group(*parts)
+
+
+#: So many lines are told of what is kept free for serving; a plan reaches over days.
+_KEPT_LINES = 8
+
+
+def _kept_free(kept: Sequence[Json], until: datetime | None = None) -> Iterator[str]:
+    """What is kept free for serving, by region, as far as it begins before ``until``; times in UTC."""
+    told = [one for one in kept if until is None or (time_of(one["start"]) or until) < until]
+    for one in told[:_KEPT_LINES]:
+        yield f"{clean(one['region'])}: {clean(one['sentence'])}"
+    if len(told) > _KEPT_LINES:
+        yield f"and {len(told) - _KEPT_LINES} more that are kept free for serving: --json shows all"
 
 
 _LEGEND = f"{RUNS} runs  {PAUSED} paused  {WAITS} waits  {DEADLINE} deadline  {NOW} now; times UTC"
@@ -203,6 +217,8 @@ def explanation(told: Json) -> RenderableType:
         parts += [Text(), _alternatives(told["alternatives"], placement, money)]
     if placement and told.get("alternatives_missing"):
         parts += [Text(), Text(f"what else could have been done is {clean(told['alternatives_missing'])}", style="yellow")]
+    if kept := list(_kept_free(told.get("kept_free") or ())):
+        parts += [Text(), Text("kept free for serving meanwhile:"), *(Text(f"  {line}") for line in kept)]
     if placement:
         parts += [Text(clean(line), style="dim") for line in _what_costs_hold(placement, planning)]
     return Group(*parts)

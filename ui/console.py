@@ -88,6 +88,8 @@ def plan_chart(keep_s: float) -> None:
             st.altair_chart(pane, key=f"pane {key}")
     if told := parts.made_of(signals, now):
         st.html(told)
+    if plan is not None and (told := parts.kept_free(plan, now)):
+        st.html(told)
     if not shown.signals:
         st.html(box("warn", "No price and no carbon is known for any region: jobs are placed without them."))
     if shown.left_out:

@@ -283,6 +283,17 @@ def plan_line(plan: Json, now: datetime | None) -> str:
     return line
 
 
+def kept_free(answer: Json, now: datetime | None, most: int = 6) -> str:
+    """What a plan, or the plan of a job, leaves free for interactive serving, the next ``most`` of it; times in UTC."""
+    kept: Sequence[Json] = answer.get("kept_free") or ()
+    ahead = [one for one in kept if now is None or (time_of(one.get("end")) or now) > now]
+    if not ahead:
+        return ""
+    told = [escape(f"{one.get('region')}: {one.get('sentence')}") for one in ahead[:most]]
+    told += [f"and {len(ahead) - most} more, in <code>gridshift plan --json</code>"] if len(ahead) > most else []
+    return f'<div class="gs gs-dim"><b>Kept free for serving</b> (UTC)<br>{"<br>".join(told)}</div>'
+
+
 def _some(names: Sequence[str]) -> str:
     return ", ".join(names) if len(names) <= 2 else f"{len(names):,} jobs ({names[0]} ...)"
 
@@ -419,6 +430,7 @@ def why(answer: Json, now: datetime | None, currency: str) -> str:
     if answer.get("alternatives_missing"):
         told = f"What else could have been done is {answer['alternatives_missing']}"
         parts.append(f'<div class="gs gs-dim">{escape(told)}</div>')
+    parts.append(kept_free(answer, now))
     return "".join(parts)
 
 

@@ -167,6 +167,7 @@ class V1:
                 "alternatives_missing": not_told,
                 "planning": views.planning_json(world.settings, world.regions),
                 "why": _why(job, placement, unplaced),
+                "kept_free": views.kept_for_json(plan, job, placement, world.now) if job.state not in ENDED else [],
             }
         )
 

@@ -16,7 +16,7 @@ from policies.fit import never_fits
 from policies.flexibility import deadline_warning
 from policies.sentences import hhmm
 from policies.turns import WAITING
-from policies.world import Alternative, JobState, Placement, Plan, RegionView, Settings
+from policies.world import Alternative, JobState, KeptFree, Placement, Plan, RegionView, Settings
 from signals.series import SlotSeries
 
 RAY_STATUS = {
@@ -229,7 +229,32 @@ def plan_json(plan: Plan, currency: str) -> dict[str, Any]:
             }
             for peak in plan.peaks
         ],
+        "kept_free": [kept_json(one) for one in plan.kept],
     }
+
+
+def kept_json(one: KeptFree) -> dict[str, Any]:
+    """What a plan leaves free for interactive serving."""
+    return {
+        "region": one.region,
+        "start": time_of(one.start),
+        "end": time_of(one.end),
+        "gpus": one.gpus,
+        "power_w": one.power_w,
+        "sentence": one.sentence,
+    }
+
+
+def kept_for_json(plan: Plan | None, job: Job, placement: Placement | None, now: datetime) -> list[dict[str, Any]]:
+    """What is kept free for serving where a job is planned, until it is done; without a place, now and wherever it may run."""
+    if plan is None:
+        return []
+    regions, until = job.flex.regions, now
+    if placement is not None:
+        regions, until = (placement.region,), max(now, placement.intervals[-1][1]) if placement.intervals else now
+    return [
+        kept_json(one) for one in plan.kept if (not regions or one.region in regions) and one.end > now and one.start <= until
+    ]
 
 
 def planning_json(settings: Settings, regions: Sequence[RegionView]) -> dict[str, Any]:

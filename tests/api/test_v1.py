@@ -13,7 +13,7 @@ from dispatcher.clock import VirtualClock
 from dispatcher.config import RegionConfig
 from dispatcher.errors import GridshiftError
 from dispatcher.store import Attempt
-from policies.world import Alternative, JobState, Placement, Plan, RegionView
+from policies.world import Alternative, JobState, KeptFree, Placement, Plan, RegionView
 from signals.points import Kind, Quality, SignalPoint
 from tests.api.fake import FakeServices, Server, in_an_hour
 
@@ -272,6 +272,29 @@ def test_the_plan(server: Server, services: FakeServices) -> None:
     assert plan["note"] is None and told["alternatives_missing"] is None
     services.change("j", to=JobState.CANCELLED, reason="cancelled")
     assert server.get("/v1/plan/j")["placement"] is None
+
+
+def test_a_plan_tells_what_it_keeps_free_for_serving(server: Server, services: FakeServices) -> None:
+    server.submit("j", metadata=FLEX)
+    server.submit("k", metadata=FLEX)
+    now = datetime.now(UTC)
+    hours = [now + n * timedelta(hours=1) for n in range(5)]
+    kept = tuple(
+        KeptFree(where, start, end, 3.0, 2100.0, f"{where} keeps 3")
+        for where, start, end in (("north", *hours[:2]), ("north", *hours[2:4]), ("north", *hours[3:5]), ("south", *hours[:2]))
+    )
+    placement = Placement("j", "north", ((hours[1], hours[2]),), 5.0, 1.5, None, 0.0, "cheapest start")
+    services.plan = Plan(now, hours[4], 900, {"j": placement}, {"k": "no room"}, 5.0, kept=kept)
+    told = server.get("/v1/plan")["kept_free"]
+    assert len(told) == 4 and told[0] == {
+        "region": "north", "start": now.isoformat(), "end": hours[1].isoformat(),
+        "gpus": 3.0, "power_w": 2100.0, "sentence": "north keeps 3",
+    }  # fmt: skip
+    placed = server.get("/v1/plan/j")["kept_free"]
+    assert [(one["region"], one["start"]) for one in placed] == [("north", now.isoformat()), ("north", hours[2].isoformat())]
+    assert {one["region"] for one in server.get("/v1/plan/k")["kept_free"]} == {"north", "south"}, "wherever it may run"
+    services.change("j", to=JobState.CANCELLED, reason="cancelled")
+    assert server.get("/v1/plan/j")["kept_free"] == []
 
 
 def test_alternatives_are_asked_for_when_a_policy_makes_no_list_of_them(server: Server, services: FakeServices) -> None:

@@ -124,6 +124,23 @@ def test_what_is_late_what_has_no_place_and_what_a_peak_costs_is_said() -> None:
     assert "objective 12.50 EUR, proven lower bound 12.00 EUR, gap 4.0%" in text
 
 
+def kept(hours: float, sentence: str, region: str = "north") -> dict[str, Any]:
+    return {"region": region, "start": iso(hours), "end": iso(hours + 1), "gpus": 3.0, "power_w": 0.0, "sentence": sentence}
+
+
+SERVING = "Sat 12:00-12:30: 3 of 8 GPUs kept free for serving chat (p95 of demand at this hour 2.4 GPUs)"
+
+
+def test_what_is_kept_free_for_serving_is_said_as_far_as_the_chart_reaches() -> None:
+    few = plan(placement("j1", "north", (1, 2)), kept_free=[kept(1, SERVING), kept(40, "beyond the chart")])
+    lines = chart(140, few)
+    assert f"north: {SERVING}" in lines and not any("beyond" in line for line in lines)
+    many = plan(placement("j1", "north", (1, 2)), kept_free=[kept(n / 4, f"number {n}") for n in range(12)])
+    lines = chart(140, many)
+    assert "north: number 7" in lines and "north: number 8" not in lines
+    assert "and 4 more that are kept free for serving: --json shows all" in lines
+
+
 def test_more_jobs_than_wanted_are_counted() -> None:
     many = plan(*(placement(f"j{i:03d}", "north" if i % 3 else "south", (i / 10, i / 10 + 1)) for i in range(90)))
     lines = chart(120, many, limit=30)
@@ -205,6 +222,12 @@ def test_what_is_not_said_is_not_made_up() -> None:
     assert any("unknown: a price is missing" in line for line in unknown)
     ended = explained({"job": {"id": "j", "state": "succeeded"}, "placement": None, "alternatives": [], "why": "done"})
     assert ended == ["j is succeeded", "done"]
+
+
+def test_what_is_kept_free_meanwhile_is_part_of_the_explanation() -> None:
+    lines = explained(TOLD | {"kept_free": [kept(1, SERVING)]}, 140)
+    at = lines.index("kept free for serving meanwhile:")
+    assert lines[at + 1] == f"  north: {SERVING}"
 
 
 def test_costs_have_their_currency() -> None:

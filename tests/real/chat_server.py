@@ -8,10 +8,11 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from prometheus_client import Histogram, generate_latest
+from prometheus_client import Gauge, Histogram, generate_latest
 
 port, beside = int(sys.argv[1]), Path(sys.argv[2])
 took = Histogram("chat_request_seconds", "Time of a request", buckets=(0.01, 0.1, 1.0))
+running = Gauge("chat_running", "Requests at work")
 
 
 def is_disturbed() -> bool:
@@ -30,7 +31,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/metrics":
             body = generate_latest()
         else:
-            with took.time():
+            with took.time(), running.track_inprogress():
                 time.sleep(0.2 if is_disturbed() else 0.02)
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))

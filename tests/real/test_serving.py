@@ -9,12 +9,17 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
 
+from dispatcher.store.engine import database, make_engine
+from dispatcher.store.migrate import upgrade
+from signals.points import Kind, Quality, SignalPoint
+from signals.store import SignalStore
 from tests.helpers import free_port, wait_until
 from tests.real.harness import Plane, clean_env, ray_clusters, region
 
@@ -117,3 +122,49 @@ def test_a_job_steps_aside_for_a_server_that_it_slows_down_and_comes_back(tmp_pa
             (told,) = plane.gridshift("serving", "north", "chat")["serving"]
             said = [line["sentence"].split(":")[0] for line in reversed(told["history"])]
             assert said[:2] == ["no batch starts", "batch is asked for checkpoints"] and said[-1] == "batch runs freely"
+
+
+HEADROOM = """
+load_gauge = "chat_running"
+load_per_gpu = 10
+max_gpus = 2
+[[region.serving.slo]]
+"""
+
+
+def test_plans_leave_gpus_free_by_what_was_seen_of_a_server(tmp_path: Path, short_tmp: Path, server: str) -> None:
+    """Three days were seen in which it needed half a GPU. A job of one GPU runs beside it, one of both waits and says why."""
+    (tmp_path / "data").mkdir()
+    url = f"sqlite:///{tmp_path / 'data' / 'gridshift.db'}"
+    upgrade(url)
+    quarter, now = timedelta(minutes=15), datetime.now(UTC)
+    first = datetime.fromtimestamp(now.timestamp() // 900 * 900, UTC)
+    store = SignalStore(make_engine(database(url)))
+
+    def seen(n: int, what: str) -> SignalPoint:
+        start = first - n * quarter
+        common = ("north", Kind.SERVING, "requests", start, start + quarter, None, start + quarter, 5.0, Quality.MEASURED)
+        return SignalPoint(*common, "chat", f"chat_running {what}")
+
+    store.append([seen(n, what) for n in range(1, 3 * 96 + 1) for what in ("mean", "highest")])
+    serving = SERVING.format(url=server).replace("\n[[region.serving.slo]]\n", HEADROOM)
+    job = {"gridshift.runtime": "1m", "gridshift.deadline": "2h"}
+    with ray_clusters(short_tmp, "north") as rays:
+        plane = Plane(tmp_path, region("north", rays["north"].address, 40) + serving)
+        with plane:
+            for job_id, gpus in (("wide", "2"), ("narrow", "1")):
+                given = ("--submission-id", job_id, "--entrypoint-num-gpus", gpus, "--metadata-json", json.dumps(job))
+                plane.ray("submit", *given, "--no-wait", "--", "python", "-c", "print('done')")
+            plane.wait_state("narrow", "succeeded")
+            told = plane.gridshift("plan")["kept_free"]
+            said = "1 of 2 GPUs kept free for serving chat (p95 of demand at this hour 0.5 GPUs)"
+            assert told and all(one["gpus"] == 1 and one["sentence"].endswith(said) for one in told), told
+            waits = plane.gridshift("plan", "explain", "wide")
+            assert waits["job"]["state"] == "queued" and waits["kept_free"][0]["sentence"].endswith(said)
+        # what it was stopped in is kept too, and the next control plane goes on with it
+        later = datetime.now(UTC) + quarter
+        read = [p for p in store.read("north", Kind.SERVING, first, later, later) if p.variant.endswith(" mean")]
+        assert read and all(0 < one.value <= 4 for one in read), "four users ask it"
+        with plane:
+            wait_until(lambda: plane.job("wide")["reason"], 20, "its reason")
+            assert plane.job("wide")["state"] == "queued"

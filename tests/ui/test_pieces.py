@@ -216,6 +216,19 @@ def test_jobs_not_placed_are_told_by_reason() -> None:
     assert "3 jobs (a ...): no region answers; d: &lt;" in parts.plan_line(plan, NOW)
 
 
+def test_what_is_kept_free_for_serving_is_told_from_now_on() -> None:
+    def kept(hours: float, sentence: str) -> dict[str, Any]:
+        begin = NOW + timedelta(hours=hours)
+        end = begin + timedelta(hours=1)
+        return {"region": "north", "start": begin.isoformat(), "end": end.isoformat(), "sentence": sentence}
+
+    told = parts.kept_free({"kept_free": [kept(-2, "over"), kept(0, "3 of 8 GPUs <b>")]}, NOW)
+    assert "north: 3 of 8 GPUs &lt;b&gt;" in told and "over" not in told and "more" not in told
+    assert "and 3 more" in parts.kept_free({"kept_free": [kept(n, str(n)) for n in range(9)]}, NOW)
+    assert parts.kept_free({}, NOW) == "" == parts.kept_free({"kept_free": []}, NOW)
+    assert "north: 1" in parts.why({"why": "it waits", "kept_free": [kept(1, "1")]}, NOW, "EUR")
+
+
 def test_reads_are_kept_for_a_moment_and_failures_too(plane: FakeControlPlane) -> None:
     time_s = [0.0]
     api = Api(plane.address, clock=lambda: time_s[0])
