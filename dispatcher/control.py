@@ -665,6 +665,7 @@ class Control:
             or view.max_jobs is not None
             or view.power_limit_w is not None
             or view.branches
+            or view.reserved
             or self.guards(view.name)
         ):
             return None

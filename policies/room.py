@@ -148,16 +148,17 @@ class Room:
         wherever: bool = False,
     ) -> str | None:
         """Why a job of that size and draw (at the GPU) has no room here now, or None when it has. With ``limits_only`` GPUs do
-        not count: the cluster itself queues for them. With ``gated`` the policy's own bound on flexible work counts too. A
-        limit that begins within ``lead_s`` counts as one in force: what starts now would be asked to pause at once. With
-        ``wherever`` it needs power on each branch on which it could land."""
+        not count, unless some are kept for serving: the cluster itself queues for them. With ``gated`` the policy's own bound
+        on flexible work counts too. A limit that begins within ``lead_s`` counts as one in force: what starts now would be
+        asked to pause at once. With ``wherever`` it needs power on each branch on which it could land."""
         view = self.view
         if not view.reachable:
             return f"{view.name} does not answer"
         if self.guarded is not None:
             return f"{view.name} starts nothing: {self.guarded.reason}"
         room = None if view.gpus is None else view.gpus - self.kept_gpus
-        if not limits_only and room is not None and gpus > 0 and self.gpus_used + gpus > room + SLACK:
+        counted = not limits_only or self.kept_gpus > 0  # the cluster would give away what is kept
+        if counted and room is not None and gpus > 0 and self.gpus_used + gpus > room + SLACK:
             kept = f" besides {self.kept_gpus:g} kept for serving" if self.kept_gpus > 0 else ""
             return f"{view.name} has {max(0.0, room - self.gpus_used):g} of {view.gpus:g} GPUs free{kept} and it needs {gpus:g}"
         if view.max_jobs is not None and self.jobs_placed + 1 > view.max_jobs:

@@ -18,8 +18,9 @@ from dispatcher.simulation import Simulation
 from dispatcher.store import Job, Request
 from dispatcher.store.engine import database, make_engine
 from dispatcher.store.migrate import upgrade
+from policies import registry
 from policies.flexibility import parse_flexibility
-from policies.world import JobState, Reserved
+from policies.world import PLACED, JobState, Reserved
 from signals.memory_store import MemorySignalStore
 from signals.points import Kind
 from signals.store import SignalStore
@@ -281,3 +282,36 @@ def test_batch_is_planned_into_the_trough_that_a_real_server_shows(page: Page) -
     (view,) = site.sim.control.snapshot().world.regions
     now = next(one for one in view.reserved if one.start <= site.sim.clock.now() < one.end)
     assert now.gpus == 4 and "could not be read since 20:" in now.reason
+
+
+@pytest.mark.parametrize("policy", registry.names())
+def test_no_policy_starts_a_job_on_gpus_that_are_kept(policy: str) -> None:
+    """By day 3 of 4 GPUs are kept, else 1; jobs come that start at once, and such as wait. Ours stays off them altogether."""
+    region = {"name": "a", "address": "http://a", "gpus": 4, "observe_s": 60}
+    region |= {"price": [{"feed": "synthetic"}], "carbon": [{"feed": "synthetic"}]}
+    planning = {"policy": policy, "horizon_hours": 24}
+    sim = Simulation(Config.model_validate({"region": [region], "planning": planning}), START + 7 * H, [], tick_s=60.0)
+    kept = [Reserved(START + n * H, START + (n + 1) * H, 3.0 if 8 <= n % 24 < 20 else 1.0, 0.0) for n in range(96)]
+    sim.control.reserved = lambda _: tuple(one for one in kept if one.end > sim.clock.now())
+    known = set[str]()
+
+    def is_over(now: datetime) -> bool:
+        here = {job.id: job.flex.gpus for job in sim.control.snapshot().world.jobs if job.state in PLACED}
+        over = sum(here.values()) > 4.0 - next(one.gpus for one in kept if one.start <= now < one.end)
+        assert here.keys() <= known or not over, (now, here)
+        known.update(here)
+        return over
+
+    for n in range(12):
+        now, flexible = sim.clock.now(), n % 3 > 0
+        given = {"gridshift.deadline": "20h", "gridshift.runtime": "1h"} if flexible else {}
+        gpus = 1.0 if n % 4 else 2.0
+        flex = parse_flexibility(given, now=now, gpus_requested=gpus, regions=["a"])
+        sim.clusters["a"].workloads[f"j{n}"] = Workload(run_s=3500.0, checkpoint_s=3.0)
+        request = Request("true", metadata=given, entrypoint_num_gpus=gpus)
+        sim.control.admit(Job(f"j{n}", request, flex, JobState.QUEUED, now, now, reason="submitted")).result()
+        for minute in range(1, 12):
+            sim.run(now + minute * MINUTE)
+            over = is_over(sim.clock.now())
+            assert not over or policy != registry.OURS, "ours knows what is kept when they would still run"
+    assert "j9" not in known, "no metadata, and no GPU for it beside serving before others end"
