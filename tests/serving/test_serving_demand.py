@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from dispatcher.clusters.simulated import Workload
 from dispatcher.config import Config
+from dispatcher.doctor import check_serving
 from dispatcher.loops import Loop
 from dispatcher.serving.demand import DemandBook
 from dispatcher.serving.metrics import RATE_S, MetricsReader
@@ -190,6 +191,18 @@ def test_a_servers_load_is_the_sum_of_what_works_and_waits(page: Page) -> None:
     queue, load = reader.read()
     assert queue.value == 2.0 and load.wrong == "there is no series vllm:num_requests_running (that matches)"
     reader.close()
+
+
+def test_the_doctor_says_whether_its_load_is_read(page: Page) -> None:
+    region = config(url=page.url).regions[0]
+    page.shows(LOAD.format(running=7, waiting=2))
+    assert [(one.level, one.says) for one in check_serving(region)] == [
+        ("ok", "load: is read"),
+        ("ok", "queue <= 100: is read"),
+    ]
+    page.shows(LOAD.format(running=7, waiting=2).replace("requests_running", "requests_gone"))
+    load, queue = check_serving(region)
+    assert (load.level, queue.level) == ("warn", "ok") and "no series vllm:num_requests_running" in load.says
 
 
 def test_a_counter_is_told_as_a_rate(page: Page) -> None:
