@@ -20,6 +20,7 @@ from dispatcher.cli_common import (
     FAILURE,
     INTERRUPTED,
     Commands,
+    address_options,
     config_option,
     group,
     json_option,
@@ -499,12 +500,17 @@ def demo(as_json: bool) -> None:
 
 @main.command()
 @config_option
+@address_options
 @json_option
-def doctor(config_path: Path | None, as_json: bool) -> None:
-    """Check configuration, database, regions, feeds, clock and GPUs, and say what to do."""
+def doctor(config_path: Path | None, address: str | None, token: str | None, as_json: bool) -> None:
+    """Check configuration, database, regions, feeds, clock and GPUs, and say what to do; with --address the control plane
+    there too."""
+    from dispatcher.client import Client
     from dispatcher.doctor import main as run_doctor
 
-    raise click.exceptions.Exit(run_doctor(config_path, as_json=as_json))
+    if address:
+        address = Client(address, token).address  # refuses what is no address, as it does for every command
+    raise click.exceptions.Exit(run_doctor(config_path, as_json=as_json, address=address, token=token))
 
 
 db = group(main, "db", "The database.")

@@ -100,11 +100,17 @@ def config_option(command: Callable[..., Any]) -> Callable[..., Any]:
     )(command)
 
 
+def address_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--address and --token, as they were given; None where they were not."""
+    address = click.option("--address", envvar="GRIDSHIFT_ADDRESS", help="The control plane; default http://127.0.0.1:8700.")
+    token = click.option("--token", envvar="GRIDSHIFT_TOKEN", help="API token; better given in $GRIDSHIFT_TOKEN.")
+    return address(token(command))
+
+
 def over_http(command: Callable[..., Any]) -> Callable[..., Any]:
     """--address, --token and --json; the command gets a client and ``as_json``."""
 
-    @click.option("--address", envvar="GRIDSHIFT_ADDRESS", help="The control plane; default http://127.0.0.1:8700.")
-    @click.option("--token", envvar="GRIDSHIFT_TOKEN", help="API token; better given in $GRIDSHIFT_TOKEN.")
+    @address_options
     @json_option
     @functools.wraps(command)
     def with_client(*args: Any, address: str | None, token: str | None, **kwargs: Any) -> Any:

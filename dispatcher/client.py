@@ -137,7 +137,8 @@ def _sendable(token: str | None, field: str) -> str | None:
     return token or None
 
 
-def _session(address: str, token: str | None) -> requests.Session:
+def open_session(address: str, token: str | None) -> requests.Session:
+    """What speaks to the control plane at ``address``; close it."""
     session = requests.Session()
     session.auth = _Bearer(token)
     # A proxy of the environment cannot know this machine's own loopback.
@@ -186,7 +187,7 @@ class Client:
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             _refuse("address", self.address, f"give a URL such as {DEFAULT_ADDRESS}")
         given, field = (token, "token") if token else (env.get("GRIDSHIFT_TOKEN"), "GRIDSHIFT_TOKEN")
-        self._http = _session(self.address, _sendable(given, field))
+        self._http = open_session(self.address, _sendable(given, field))
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A client that travels to a cluster with a function leaves its token and address behind.
@@ -913,7 +914,7 @@ class _Watch:
         self.asked = False  # by the control plane
         self.terminated = False  # by SIGTERM
         self.handles_sigterm = False
-        self.http = _session(self.url, token)
+        self.http = open_session(self.url, token)
 
     def start(self) -> None:
         """Begin to ask."""

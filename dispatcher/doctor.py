@@ -162,8 +162,8 @@ def check_database(config: Config) -> Iterator[Finding]:
         yield Finding("fail", "access", f"server.host {host} is not loopback and there is no API token", remedy)
 
 
-def check_port(config: Config) -> Iterator[Finding]:
-    """Whether the port is free, or held by a control plane already."""
+def check_port(config: Config, token: str | None = None) -> Iterator[Finding]:
+    """Whether the port is free, or held by a control plane already. ``token`` is for its API; None: $GRIDSHIFT_TOKEN."""
     host, port = config.server.host.strip("[]"), config.server.port
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -176,7 +176,7 @@ def check_port(config: Config) -> Iterator[Finding]:
         refusal = error
     ask = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     with contextlib.suppress(requests.RequestException, ValueError):
-        token = os.environ.get("GRIDSHIFT_TOKEN")
+        token = token or os.environ.get("GRIDSHIFT_TOKEN")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         answer = requests.get(f"http://{ask}:{port}/v1/status", headers=headers, timeout=_HTTP_S)
         body = answer.json()
@@ -206,6 +206,63 @@ def _alarms(code: int, status: dict[str, object]) -> Iterator[Finding]:
             yield Finding("ok", "alarm", "none stands")
     else:
         yield Finding("warn", "alarm", "that control plane wants an API token to tell its alarms", "set GRIDSHIFT_TOKEN")
+
+
+def check_control_plane(address: str, token: str | None, now: Callable[[], datetime]) -> Iterator[Finding]:
+    """Whether the control plane at ``address`` is there and can work, is of our version, keeps time and takes our API token;
+    and what it wants an operator to know."""
+    from dispatcher.api.app import our_version
+    from dispatcher.client import open_session
+
+    what, token = "control plane", (token or "").strip()
+    with open_session(address, token) as http:
+        before = now()
+        try:
+            ready = http.get(f"{address}/readyz", timeout=_HTTP_S, allow_redirects=False)
+            after = now()
+            status = http.get(f"{address}/v1/status", timeout=_HTTP_S, allow_redirects=False)
+        except requests.RequestException as error:
+            kind = "did not answer in time" if isinstance(error, requests.Timeout) else "cannot be reached"
+            if isinstance(error, requests.exceptions.SSLError):
+                kind = "shows a certificate that is not accepted here"
+            yield Finding("fail", what, f"{address} {kind}", "start it with 'gridshift serve', or correct --address")
+            return
+    told, said = _body(ready), _body(status)
+    if "ready" not in told or not ("version" in said or "error" in said):
+        says = f"{address} answers (HTTP {ready.status_code}), but not as gridshift does"
+        yield Finding("fail", what, says, "give the address of the control plane itself, by default port 8700")
+        return
+    if told["ready"] is True:
+        yield Finding("ok", what, f"{address} answers and is ready")
+    problems = told.get("problems")
+    for problem in problems if isinstance(problems, list) else ():
+        yield Finding("fail", what, f"{address}: {problem}", "look at its log, and run 'gridshift doctor' on its machine")
+    yield from _skew(what, ready.headers.get("Date"), before, after)
+    if status.status_code in (401, 403):
+        if token:
+            yield Finding("fail", what, f"{address} refuses our API token", "give one that 'gridshift tokens list' there names")
+        else:
+            yield Finding("fail", what, f"{address} wants an API token", "give --token, or set GRIDSHIFT_TOKEN")
+        return
+    if status.status_code != 200:
+        yield Finding("fail", what, f"{address} does not tell its state: HTTP {status.status_code}", "look at its log")
+        return
+    theirs, ours = str(said["version"]), our_version()
+    accepted = ", takes our API token" if token else ""
+    if theirs == ours:
+        yield Finding("ok", what, f"version {theirs}{accepted}")
+    else:
+        yield Finding("warn", what, f"version {theirs}, and this is {ours}{accepted}", "install the same version on both sides")
+    yield from _alarms(200, said)
+
+
+def _body(answer: requests.Response) -> dict[str, Any]:
+    """The object that was answered; an empty one for anything else."""
+    try:
+        value = answer.json()
+    except ValueError:
+        value = None
+    return value if isinstance(value, dict) else {}
 
 
 def check_region(config: Config, region: RegionConfig, now: Callable[[], datetime]) -> Iterator[Finding]:
@@ -448,16 +505,19 @@ def _text(name: object) -> str:
     return name.decode() if isinstance(name, bytes) else str(name)
 
 
-def examine(config: Config) -> list[Finding]:
-    """All checks, those that wait for others side by side; findings in a fixed order."""
+def examine(config: Config, address: str | None = None, token: str | None = None) -> list[Finding]:
+    """All checks, those that wait for others side by side; findings in a fixed order. With ``address`` the control plane there
+    is looked at too; ``token`` is for its API."""
     clock = SystemClock()
     now = clock.now()
     checks: list[Callable[[], Iterator[Finding]]] = [
         lambda: check_config(config),
         lambda: check_data_dir(config),
         lambda: check_database(config),
-        lambda: check_port(config),
+        lambda: check_port(config, token),
     ]
+    if address:
+        checks.append(lambda: check_control_plane(address, token, clock.now))
     manners = Manners()
     for region in config.regions:
         checks.append(lambda region=region: check_region(config, region, clock.now))  # type: ignore[misc]
@@ -468,13 +528,14 @@ def examine(config: Config) -> list[Finding]:
             checks.append(lambda source=source: check_event_source(source, clock.now))  # type: ignore[misc]
     checks.append(check_gpus)
     with ThreadPoolExecutor(max_workers=16) as pool:
-        return [finding for findings in pool.map(lambda check: list(check()), checks) for finding in findings]
+        found = [finding for findings in pool.map(lambda check: list(check()), checks) for finding in findings]
+    return list(dict.fromkeys(found))  # the control plane that listens here may be the one at the address
 
 
-def main(config_path: Path | None, as_json: bool) -> int:
-    """Print the findings; 1 when something fails, else 0."""
+def main(config_path: Path | None, as_json: bool, address: str | None = None, token: str | None = None) -> int:
+    """Print the findings; 1 when something fails, else 0. ``address`` and ``token`` are as in ``examine``."""
     try:
-        findings = examine(load(config_path, os.environ))
+        findings = examine(load(config_path, os.environ), address, token)
     except ConfigError as error:
         findings = [Finding("fail", "config", line) for line in str(error).splitlines()]
         if "gridshift init" not in findings[-1].says:  # once, not below each of them
@@ -482,6 +543,8 @@ def main(config_path: Path | None, as_json: bool) -> int:
             findings[-1] = replace(
                 last, remedy="correct what is named; 'gridshift init FILE' writes an example of every setting"
             )
+        if address:
+            findings += check_control_plane(address, token, SystemClock().now)
     failed = any(finding.level == "fail" for finding in findings)
     if as_json:
         print(json.dumps({"ok": not failed, "findings": [asdict(finding) for finding in findings]}, ensure_ascii=False))

@@ -14,11 +14,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from dispatcher import doctor
+from dispatcher.api.app import our_version
+from dispatcher.api.auth import hash_token
+from dispatcher.cli import main
 from dispatcher.config import Config, load
+from dispatcher.store import Token
 from dispatcher.store.migrate import upgrade
-from tests.helpers import free_port
+from tests.api.fake import FakeServices, Server
+from tests.helpers import free_port, wait_until
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 
@@ -247,6 +253,65 @@ def test_port_that_is_ours_already() -> None:
     assert level == "warn" and "wants an API token" in says and "GRIDSHIFT_TOKEN" in remedy
     with http(Answer(body={"hello": 1})) as port:
         assert lines(doctor.check_port(config(f"[server]\nport = {port}\n")))[0][0] == "fail"
+
+
+def control_plane(address: str, token: str | None = None, now: datetime | None = None) -> list[tuple[str, str, str]]:
+    return lines(doctor.check_control_plane(address, token, lambda: now or datetime.now(UTC)))
+
+
+def test_a_control_plane_elsewhere(tmp_path: Path) -> None:
+    services = FakeServices(tmp_path)
+    with Server(services) as server:
+        ready, version, alarm = control_plane(server.url)
+        assert ready == ("ok", f"{server.url} answers and is ready", "")
+        assert version == ("ok", f"version {our_version()}", "")
+        assert alarm[:2] == ("fail", "south does not answer")
+        skewed = control_plane(server.url, now=datetime.now(UTC) + timedelta(minutes=5))[1]
+        assert skewed[0] == "fail" and "behind ours" in skewed[1]
+        services.store.add_token(Token("ci", hash_token("right"), datetime.now(UTC))).result()
+        wait_until(lambda: server.call("GET", "/v1/status").status_code == 401, 10, "the token to be asked for")
+        assert control_plane(server.url)[-1] == (
+            "fail",
+            f"{server.url} wants an API token",
+            "give --token, or set GRIDSHIFT_TOKEN",
+        )
+        level, says, _ = control_plane(server.url, "wrong")[-1]
+        assert (level, says) == ("fail", f"{server.url} refuses our API token")
+        assert ("ok", f"version {our_version()}, takes our API token", "") in control_plane(server.url, "right\n")
+        services.control_error = "ValueError: x"
+        first = control_plane(server.url, "right")[0]
+        assert first[0] == "fail" and "the control loop fails" in first[1]
+    [(level, says, remedy)] = control_plane(server.url, "right")
+    assert level == "fail" and "cannot be reached" in says and "gridshift serve" in remedy
+
+
+def test_a_control_plane_of_another_version_and_what_is_none() -> None:
+    with http(Answer(body={"ready": True, "problems": [], "version": "0.0.1", "alarms": []}, date=datetime.now(UTC))) as port:
+        told = control_plane(f"http://127.0.0.1:{port}")
+    assert told[1][:2] == ("warn", f"version 0.0.1, and this is {our_version()}") and told[2] == ("ok", "none stands", "")
+    for body in ({"ray_version": "2.60.0"}, [], "x"):
+        with http(Answer(body=body)) as port:
+            [(level, says, remedy)] = control_plane(f"http://127.0.0.1:{port}")
+        assert level == "fail" and "not as gridshift does" in says and "8700" in remedy
+
+
+@pytest.mark.parametrize("how", ["option", "variable"])
+def test_the_command_looks_at_the_address_beside_what_is_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    config(f"[server]\nport = {free_port()}\n")
+    monkeypatch.delenv("GRIDSHIFT_TOKEN", raising=False)
+    with Server(FakeServices(tmp_path / "there")) as server:
+        flags = ["--address", server.url, "--token", "t"] if how == "option" else []
+        monkeypatch.setenv("GRIDSHIFT_ADDRESS", "" if flags else server.url)
+        told = json.loads(CliRunner().invoke(main, ["doctor", "--json", *flags]).stdout)
+    found = {finding["what"]: finding["says"] for finding in told["findings"]}
+    assert {"config", "data", "database", "port"} <= found.keys()
+    assert found["control plane"].startswith(f"version {our_version()}") and found["alarm"] == "south does not answer"
+    assert CliRunner().invoke(main, ["doctor", "--address", "localhost:8700"]).exit_code == 2
+    Path("gridshift.toml").write_text("[server]\nprot = 1\n")
+    told = CliRunner().invoke(main, ["doctor", "--address", server.url])
+    assert told.exit_code == 1 and "prot" in told.stdout and "cannot be reached" in told.stdout
 
 
 def feeds(more: str, head: str = "") -> list[tuple[str, str, str]]:
