@@ -228,7 +228,7 @@ def test_an_event_pauses_what_may_be_paused_in_time_and_gives_the_room_back_afte
 def test_a_limit_that_cannot_be_met_is_a_warning() -> None:
     call = Budget("a", T0 + 1 * H, T0 + 2 * H, 500.0, "e1", "grid call")
     finished, _ = told(scenario([trace_job(length_h=3.0)], events=(call,)), Base())
-    assert any("0.5 kW above its limit of 0.5 kW (grid call)" in warning for warning in finished.warnings)
+    assert any("500 W above its limit of 500 W (grid call)" in warning for warning in finished.warnings)
 
 
 def test_serving_gets_its_gpus_back() -> None:
@@ -269,7 +269,7 @@ def test_a_policys_own_bound_holds_until_it_changes_but_never_beyond_the_last_sa
 
 def test_a_power_cap_makes_a_run_longer_and_draw_less() -> None:
     region = SimRegion("a", table(), caps=(CapPoint(0.5, 0.6, 0.8),), power_limit_w=700.0)
-    finished, events = told(scenario([trace_job(length_h=2.0)], region), At({"j": [(0, 2.5)]}, cap=0.5))
+    finished, events = told(scenario([trace_job(length_h=2.0, tier="flex-3")], region), At({"j": [(0, 2.5)]}, cap=0.5))
     assert moments(events["j"], S.SUCCEEDED) == [2.5] and finished.run.energy_kwh == pytest.approx(2.5 * 0.6)
 
 

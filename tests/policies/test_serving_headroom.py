@@ -154,7 +154,7 @@ def test_whole_gpus_by_demand_in_one_piece_where_slots_are_alike() -> None:
         "Tue 00:30-00:45: 1 of 8 GPUs kept free for serving chat (its floor; p95 of demand at this hour 0.4 GPUs)",
         "Tue 00:45-01:00: 6 of 8 GPUs kept free for serving chat (all that it may have; p95 of demand at this hour 9.0 GPUs)",
     ]
-    assert "3 of 8 GPUs and 2.1 kW kept free" in sentence_of(replace(site, power_limit_w=9000.0), made[0])
+    assert "3 of 8 GPUs and 2,100 W kept free" in sentence_of(replace(site, power_limit_w=9000.0), made[0])
     over_night = replace(made[0], end=SLOTS[0][0] + DAY)
     assert sentence_of(site, over_night).startswith("Tue 00:00-Wed 00:00: 3 of 8")
 
@@ -186,7 +186,7 @@ def test_floors_in_gpus_and_watts_without_demand() -> None:
     assert (made.gpus, made.power_w, made.reason) == (2, 3000.0, "kept free for serving chat (its floor)")
     (watts,) = headroom(replace(fixed, floor_gpus=0, most_gpus=0), SLOTS[:3], [None] * 3, None, 0)
     assert (watts.gpus, watts.power_w) == (0, 3000.0)
-    assert sentence_of(region("a", None), watts) == "Tue 00:00-00:45: 3 kW kept free for serving chat (its floor)"
+    assert sentence_of(region("a", None), watts) == "Tue 00:00-00:45: 3,000 W kept free for serving chat (its floor)"
     assert headroom(replace(fixed, floor_gpus=0, most_gpus=0, floor_w=0.0), SLOTS[:3], [None] * 3, None, 0) == ()
 
 
