@@ -70,6 +70,8 @@ OBSERVE_S = 60.0
 #: For so long after a start, wall s, agents that were there before are waited for: they connect again within 13 s of the
 #: moment at which they can, and tell at the next look or two who is on which GPU.
 HEAR_S = 30.0
+#: For so long after it was in force, wall s, an event is remembered: longer than load comes back after one.
+FORGET_S = 2 * 86400.0
 #: The cap of a job for which none is planned.
 UNPLANNED = (1.0, None)
 
@@ -134,8 +136,10 @@ class CapLoop:
         self._released: dict[tuple[str, str], float] = {}
         #: Since when event leases are not needed, while their event goes on.
         self._needless: dict[tuple[str, str], float] = {}
-        #: Event leases that were wished for no more before their event was over.
-        self._taken_back: set[tuple[str, str]] = set()
+        #: Limits of events that were in force, by region and key: start and end as they were then, and when that was (mono s).
+        self._in_force: dict[tuple[str, str], tuple[datetime, datetime | None, float]] = {}
+        #: Those of them that are over by our clock alone: nobody has taken them back.
+        self._over_by_clock: set[tuple[str, str]] = set()
         self._moved_mono = -math.inf
         self._points: Mapping[str, tuple[CapPoint, ...]] = {}
         self._troubles: tuple[Trouble, ...] = ()
@@ -208,6 +212,7 @@ class CapLoop:
             wishes: list[Wish] = []
             troubles: list[Trouble] = []
             events: dict[str, list[str]] = {}
+            self._note_in_force(world, nodes, now)
             for view in world.regions:
                 here = nodes.get(view.name)
                 if not here:
@@ -256,15 +261,45 @@ class CapLoop:
         self._lost, self.lowest_w = lost, lowest_w
         self._heard |= heard  # after what was heard: who sees this may count on that
 
+    def _note_in_force(self, world: World, nodes: Mapping[str, list[NodeLive]], now: datetime) -> None:
+        """Remember which limits of events are in force, and see which of those that were are over by our clock alone.
+
+        Our clock may be the one that is wrong, or be set at any time: what was in force does not become what has not begun, and
+        only who asked for a limit takes it back. One that is over ends with its leases, which agents count by their own clocks.
+        """
+        budgets = [*world.budgets, *world.branch_budgets]
+        there = {(one.region, _key(one), one.start): one for one in budgets}
+        mono, soon = self._mono(), now + timedelta(seconds=LEAD_S * self._speed)
+        for budget in budgets:
+            place = (budget.region, _key(budget))
+            if budget.is_over(now):
+                continue
+            known = place in self._in_force
+            # One that we know of no start of, and whose leases stand, has begun by the clock of a control plane before us.
+            if budget.start <= soon or self._has_begun(budget) or (not known and _stands(place[1], nodes.get(place[0], ()))):
+                self._in_force[place] = (budget.start, budget.end, mono)
+        self._over_by_clock = set()
+        for place, (start, end, at_mono) in list(self._in_force.items()):
+            same = there.get((*place, start))
+            if same is not None and not same.is_over(now):
+                continue
+            if end is not None and end <= now and (same is None or same.end == end):
+                self._over_by_clock.add(place)
+            if mono - at_mono > FORGET_S:
+                del self._in_force[place]
+
+    def _has_begun(self, budget: Budget) -> bool:
+        known = self._in_force.get((budget.region, _key(budget)))
+        return known is not None and known[0] == budget.start
+
     def _limits(self, view: RegionView, world: World, now: datetime) -> list[Limit]:
         """The limits in force on a region, and those about to be. Events count together with what stands anyway."""
         standing_w = view.power_limit_w if view.power_limit_w is not None else math.inf
         limits = []
         if math.isfinite(standing_w) or self._branches.get(view.name):
             limits.append(Limit("site limit", "economic", standing_w, None, "site limit"))
-        soon = now + timedelta(seconds=LEAD_S * self._speed)
         for budget in (*world.budgets, *world.branch_budgets):
-            if budget.region == view.name and budget.start <= soon and not budget.is_over(now):
+            if budget.region == view.name and self._has_begun(budget) and not budget.is_over(now):
                 limit_w = budget.limit_w if budget.branch is not None else min(budget.limit_w, standing_w)
                 last = (budget.end, budget.why, budget.branch, budget.recovery_s or 0.0)
                 limits.append(Limit(_key(budget), "event", limit_w, *last))
@@ -539,26 +574,24 @@ class CapLoop:
             self._sent[key] = _Sent(wish, mono, before if again else (*before, now_told), error=said)
             orders.append(CapOrder(wish.lease_id, wish.kind, wish.node_id, wish.uuid, wish.limit_w, ttl_s, wish.reason))
         gone = [key for key in self._sent if key not in wanted and key[0] in live and key not in lingering]
-        for key in gone:
-            ends_at = self._sent[key].wish.ends_at
-            if ends_at is None or now < ends_at:
-                self._taken_back.add(key)
-        for key in [key for key in self._taken_back if key not in gone and key[0] in live]:
-            if key in wanted or key[1] not in standing[key[0]]:
-                self._taken_back.discard(key)
         doubting = self._hub.doubting()
         releases = []
         for node_id, leases in standing.items():
             for name, lease in leases.items():
                 key = (node_id, name)
-                if lease.kind == "event" and ((node_id, lease.uuid) in unclear or key in lingering):
+                if key in wanted or not name.startswith(OURS):
                     continue
-                if lease.kind == "event" and lease.ends_at and node_id in doubting and key not in self._taken_back:
-                    continue  # over by our clock alone, which may be the one that is wrong: it ends by itself
-                if name.startswith(OURS) and key not in wanted and mono - self._released.get(key, -math.inf) >= RETRY_S:
+                if lease.kind == "event":
+                    event = self._event_of(live[node_id].region, name, lease.uuid)
+                    if (node_id, lease.uuid) in unclear or key in lingering or event in self._over_by_clock:
+                        continue
+                    if event is None and lease.ends_at and node_id in doubting:
+                        continue  # of before our start, and over by our clock alone, which may be wrong: it ends by itself
+                if mono - self._released.get(key, -math.inf) >= RETRY_S:
                     releases.append(key)
         for key in gone:
-            may_stand = key[0] in doubting and key not in self._taken_back
+            event = self._event_of(live[key[0]].region, key[1], self._sent[key].wish.uuid)
+            may_stand = event is not None and event in self._over_by_clock
             if key not in releases and not may_stand and mono - self._released.get(key, -math.inf) >= RETRY_S:
                 releases.append(key)
             del self._sent[key]
@@ -567,6 +600,10 @@ class CapLoop:
         for key in [key for key, at in self._released.items() if mono - at > 2 * RETRY_S]:
             del self._released[key]
         return orders, [Release(*key) for key in releases]
+
+    def _event_of(self, region: str, name: str, uuid: str) -> tuple[str, str] | None:
+        """The event that a lease is of, of those that were in force; None where it is of none of them."""
+        return next((one for one in self._in_force if one[0] == region and lease_id(one[1], uuid) == name), None)
 
     def _small_raises(self, wanted: Mapping[tuple[str, str], Wish], mono: float) -> set[tuple[str, str]]:
         """Leases whose caps should be a little higher, if that is much in sum."""
@@ -654,6 +691,11 @@ class CapLoop:
 def _key(budget: Budget) -> str:
     """What an event's leases are named by."""
     return f"event {budget.event_id}" + (f" of {budget.source}" if budget.source else "")
+
+
+def _stands(key: str, nodes: Iterable[NodeLive]) -> bool:
+    """Whether a lease of that event is on any of these nodes."""
+    return any(one.lease_id == lease_id(key, one.uuid) for node in nodes for one in node.leases)
 
 
 def _is_held(gpu: GpuLive, power_w: float, node: NodeLive) -> bool:

@@ -542,9 +542,10 @@ class Hub:
         ]
 
     def doubting(self) -> set[str]:
-        """The nodes whose clock differs from ours without most others saying that ours is right."""
+        """The nodes whose clock differs from ours, or is not known yet, without most others saying that ours is right."""
         with self._lock:
-            apart = {one.node_id for one in self._nodes.values() if abs(_clock_off_s(one) or 0.0) > CLOCK_APART_S}
+            offs_s = {one.node_id: _clock_off_s(one) for one in self._nodes.values()}
+            apart = {node_id for node_id, off_s in offs_s.items() if off_s is None or abs(off_s) > CLOCK_APART_S}
             most_off_s = self._most_off_s() if apart else None
         return set() if most_off_s is not None and abs(most_off_s) <= CLOCK_APART_S else apart
 

@@ -43,7 +43,7 @@ class Agent:
         self.busy = False
         self.unsure = False  # it cannot tell yet who is on its GPUs
         self.unused = 0.0  # share of a cap that its work does not draw
-        self.clock_s = 0.0  # ahead of the control plane's
+        self.clock_s = 0.0  # ahead of the right time
         self.uuids = [f"GPU-{node_id}-{at}" for at in range(len(jobs))]
 
     def send(self, text: str, *, is_order: bool = False) -> None:
@@ -109,6 +109,7 @@ class Agent:
         )
 
     def live(self) -> None:
+        self.leases = {name: one for name, one in self.leases.items() if one.get("ends") is None or one["ends"] > self.test.s}
         gpus = [
             {
                 "uuid": uuid,
@@ -121,7 +122,7 @@ class Agent:
             }
             for uuid, jobs in zip(self.uuids, self.jobs, strict=True)
         ]
-        at = self.test.now().timestamp() + self.clock_s
+        at = START.timestamp() + self.test.s + self.clock_s
         self.say({"type": "live", "at": at, "gpus": gpus, "frozen": [], "alarms": [], "leases": self._leases()})
 
 
@@ -130,6 +131,7 @@ class Site:
 
     def __init__(self, **region: Any) -> None:
         self.s = 0.0
+        self.clock_s = 0.0  # the control plane's, ahead of the right time
         one = {"name": "north", "address": "http://north", "price": [{"feed": "synthetic"}], **region}
         self.hub = Hub(epoch=2, now=self.now, mono=lambda: self.s)
         self.config = Config.model_validate({"region": [one]})
@@ -142,7 +144,7 @@ class Site:
         self.plan: Plan | None = None
 
     def now(self) -> datetime:
-        return START + timedelta(seconds=self.s)
+        return START + timedelta(seconds=self.s + self.clock_s)
 
     def agent(self, node_id: str, jobs: list[list[str]], **more: Any) -> Agent:
         agent = Agent(self, node_id, jobs, **more)
@@ -160,10 +162,13 @@ class Site:
 
     def world(self) -> World:
         view = RegionView("north", True, None, None, self.limit_w, None, None, pue=1.25)
-        jobs = tuple(replace(job, cap=self.loop.cap_of(job.id)) for job in self.jobs.values())
-        return World(
-            self.now(), jobs, (view,), self.budgets, settings=Settings(), plan=self.plan, branch_budgets=self.branch_budgets
+        jobs, now = tuple(replace(job, cap=self.loop.cap_of(job.id)) for job in self.jobs.values()), self.now()
+        # What is over, and its way back too, is told of no more.
+        budgets, of_branches = (
+            tuple(one for one in some if one.end is None or one.end + timedelta(seconds=one.recovery_s or 0.0) > now)
+            for some in (self.budgets, self.branch_budgets)
         )
+        return World(now, jobs, (view,), budgets, settings=Settings(), plan=self.plan, branch_budgets=of_branches)
 
     def event(self, limit_w: float, end_s: float | None, start_s: float = 0.0, event_id: str = "ev", **more: Any) -> None:
         end = None if end_s is None else START + timedelta(seconds=end_s)
