@@ -144,10 +144,11 @@ def on_limits(
             # The tree counts W at the site's meter throughout; a branch's limit is of its GPUs alone.
             most_w = min(branches.get(name) or math.inf, limit.limit_w if limit.branch == name else math.inf)
             caps.append(most_w * view.pue)
+        margin = MARGIN + (LEAST_MARGIN - MARGIN) * trust
         tree = Tree(
             (view.name, *names),
             np.array([-1] + [0] * len(names), dtype=np.int64),
-            np.array(caps) * (1.0 - MARGIN - (LEAST_MARGIN - MARGIN) * trust),
+            np.array(caps) * (1.0 - margin),
             np.array(look.fixed_w),
             view.pue,
         )
@@ -155,7 +156,8 @@ def on_limits(
         if found.shortfalls:
             found = allocate(replace(units, pause_rank=_pause_ranks(groups, jobs)), tree)
         wishes += _leases(found, groups, limit, jobs, trust)
-        troubles += _told(found, look, limit, view, leaf_of, jobs)
+        spare_w = {name: cap * margin for name, cap in zip((view.name, *names), caps, strict=True)}
+        troubles += _told(found, look, limit, view, leaf_of, jobs, spare_w)
     return wishes, troubles
 
 
@@ -214,8 +216,8 @@ def _groups(
             elif gpu.default_w is None or gpu.min_w is None:
                 why_not = "it does not tell which limits it allows"
             key = (on_it[0] if len(on_it) == 1 else on_it, leaf, why_not, gpu.name)
-            if why_not and keeps_event_caps(gpu, node, jobs):
-                full_w = _under_leases_w(gpu, node, full_w)
+            if why_not:
+                full_w = _held_w(gpu, node, full_w, leased=not node.connected or keeps_event_caps(gpu, node, jobs))
             group = groups.get(key)
             if group is None:
                 groups[key] = Group(on_it, leaf, [gpu], full_w, not why_not, why_not, draw.unused)
@@ -249,9 +251,12 @@ def _event_limits_w(gpu: GpuLive, node: NodeLive) -> list[float]:
     return [lease.limit_w for lease in node.leases if lease.uuid == gpu.uuid and lease.kind == "event"]
 
 
-def _under_leases_w(gpu: GpuLive, node: NodeLive, full_w: float) -> float:
-    """What a GPU draws that would draw ``full_w`` but for the event leases that stand on it; never less than is measured."""
-    return max(min([full_w, *_event_limits_w(gpu, node)]), gpu.power_w or 0.0)
+def _held_w(gpu: GpuLive, node: NodeLive, full_w: float, *, leased: bool) -> float:
+    """What a GPU draws that we cannot cap and that would draw ``full_w`` but for the limit that it holds, whoever set that, and,
+    with ``leased``, for event leases that stand on it until they end; never less than is measured."""
+    holds = [gpu.enforced_w] if node.connected and gpu.enforced_w is not None else []
+    leases = _event_limits_w(gpu, node) if leased else []
+    return max(min([full_w, *holds, *leases]), gpu.power_w or 0.0)
 
 
 def why_unable(node: NodeLive) -> str:
@@ -424,8 +429,10 @@ def _told(
     view: RegionView,
     leaf_of: Mapping[str, int],
     jobs: Mapping[str, JobView],
+    spare_w: Mapping[str, float],
 ) -> list[Trouble]:
-    """What caps alone cannot reach, and who would have to pause. What gives way already is no trouble."""
+    """What caps alone cannot reach, and who would have to pause. What gives way already is no trouble, nor is what eats into
+    the margin (``spare_w``, W at the meter)."""
     groups = look.groups
     by_number = list(dict.fromkeys(group.jobs for group in groups))
     unable: dict[str, int] = {}
@@ -438,6 +445,7 @@ def _told(
         is_site = short.name == view.name
         leaf = None if is_site else leaf_of[short.name]
         given_w, gone = _given_w(found, groups, jobs, leaf, view.pue)
+        given_w += spare_w[short.name]
         of_limit = 1.0 if is_site else view.pue  # a branch's limit is of its GPUs alone
         short_w, missing_w = (short.short_w - given_w) / of_limit, (short.missing_w - given_w) / of_limit
         if short_w <= 0:
@@ -456,7 +464,7 @@ def _told(
                 limit_key(view.name) if is_site else limit_key(view.name, short.name),
                 view.name,
                 f"{_basis(look, leaf)} {where} is {kw(short_w)} above its limit ({limit.reason}{until}) "
-                f"with every GPU at its lowest cap: {does}{more}",
+                f"with every GPU that may be capped at its lowest cap: {does}{more}",
             )
         )
     return troubles

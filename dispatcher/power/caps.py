@@ -583,7 +583,7 @@ class CapLoop:
                     continue
                 if lease.kind == "event":
                     event = self._event_of(live[node_id].region, name, lease.uuid)
-                    if (node_id, lease.uuid) in unclear or key in lingering or event in self._over_by_clock:
+                    if (node_id, lease.uuid) in unclear or key in lingering or (lease.ends_at and event in self._over_by_clock):
                         continue
                     if event is None and lease.ends_at and node_id in doubting:
                         continue  # of before our start, and over by our clock alone, which may be wrong: it ends by itself

@@ -235,3 +235,42 @@ def test_an_event_caps_gpus_with_work_of_others_too_and_a_standing_limit_spares_
     site.event(2400.0, end_s=900.0)
     site.seconds(10)
     assert site.drawn_w() <= 2400.0 and {one["kind"] for one in agent.leases.values()} == {"event"}
+
+
+def of_limit(site: Site) -> list[str]:
+    return [sentence for key, _, sentence in site.loop.alarms(site.now()) if key.startswith("limit ")]
+
+
+def test_an_agent_that_is_silent_for_a_moment_counts_with_the_event_caps_that_stand_there() -> None:
+    site, agent = capped()
+    assert of_limit(site) == []
+    site.hub.gone(agent)
+    for _ in range(8):
+        round_without_live(site)
+        assert not site.hub.nodes()[0].connected and of_limit(site) == []
+
+
+def test_a_gpu_that_we_cannot_cap_counts_with_the_limit_that_somebody_else_has_set() -> None:
+    site, agent = four()
+    agent.jobs = [["theirs"], ["j1"], ["j2"], ["j3"]]  # not known here
+    agent.leases = {"own": {"lease_id": "own", "kind": "economic", "uuid": agent.uuids[0], "limit_w": 300.0, "ends": None}}
+    del site.jobs["j0"]
+    for at in range(1, 4):
+        site.jobs[f"j{at}"] = replace(site.jobs[f"j{at}"], flex=replace(site.jobs[f"j{at}"].flex, tier="flex-0"))
+    site.event(2700.0, end_s=900.0)
+    site.seconds(10)
+    assert site.drawn_w() == 2625.0 and of_limit(site) == []
+
+
+def test_a_limit_that_is_broken_is_told_by_how_much_it_is_and_not_by_our_margin() -> None:
+    site, _ = four()
+    for at in range(4):
+        site.jobs[f"j{at}"] = replace(site.jobs[f"j{at}"], flex=replace(site.jobs[f"j{at}"].flex, tier="flex-0"))
+    site.event(2990.0, end_s=900.0)
+    site.seconds(10)
+    (sentence,) = of_limit(site)
+    assert site.drawn_w() == 3000.0 and "north is 10 W above its limit" in sentence
+    site.budgets = ()
+    site.event(3001.0, end_s=900.0, event_id="next")
+    site.seconds(10)
+    assert of_limit(site) == [], "within the limit, if not within the margin"
