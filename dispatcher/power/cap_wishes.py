@@ -252,8 +252,8 @@ def _event_limits_w(gpu: GpuLive, node: NodeLive) -> list[float]:
 
 
 def _held_w(gpu: GpuLive, node: NodeLive, full_w: float, *, leased: bool) -> float:
-    """What a GPU draws that we cannot cap and that would draw ``full_w`` but for the limit that it holds, whoever set that, and,
-    with ``leased``, for event leases that stand on it until they end; never less than is measured."""
+    """What a GPU draws that we cannot cap and that would draw ``full_w`` but for the limit that it holds, whoever set that,
+    and, with ``leased``, for event leases that stand on it until they end; never less than is measured."""
     holds = [gpu.enforced_w] if node.connected and gpu.enforced_w is not None else []
     leases = _event_limits_w(gpu, node) if leased else []
     return max(min([full_w, *holds, *leases]), gpu.power_w or 0.0)

@@ -129,6 +129,8 @@ class CapLoop:
         self._ran_under: dict[str, tuple[float, float]] = {}
         # By region and GPU: what one region's agents say of a GPU must change nothing in another.
         self._draws: dict[tuple[str, str], Draw] = {}
+        #: When GPUs were last seen free (mono s), and what they drew then, W.
+        self._idle: dict[tuple[str, str], tuple[float, float]] = {}
         self._unseen: dict[tuple[str, str], float] = {}
         self._first_told: dict[tuple[str, str], float] = {}
         self._observed: dict[str, float] = {}
@@ -372,7 +374,7 @@ class CapLoop:
         there = {(node.region, gpu.uuid) for some in nodes.values() for node in some for gpu in node.gpus}
         for place in self._draws.keys() - there:
             del self._draws[place]
-        for table in (self._unseen, self._first_told):
+        for table in (self._unseen, self._first_told, self._idle):
             for place in table.keys() - there:
                 del table[place]
 
@@ -386,12 +388,18 @@ class CapLoop:
                 uuid, on_it, power_w, default_w = gpu.uuid, gpu.jobs or (), gpu.power_w, gpu.default_w
                 known = self._draws.get(place)
                 if not node.connected:
+                    at_mono, drew_w = self._idle.get(place, (-math.inf, 0.0))
+                    if known is None and mono - at_mono < UNSEEN_S:  # a connection is often back within a moment
+                        known = Draw((), at_mono, drew_w)
                     if known is not None:
                         found[uuid] = known
                     continue
                 if not on_it:
                     self._draws.pop(place, None)
+                    if power_w is not None:
+                        self._idle[place] = (mono, power_w)
                     continue
+                self._idle.pop(place, None)
                 held = power_w is not None and _is_held(gpu, power_w, node)
                 if known is None or known.jobs != on_it:
                     # One that is held already may draw anything more: to take its owner's word could lift the cap.

@@ -250,6 +250,22 @@ def test_an_agent_that_is_silent_for_a_moment_counts_with_the_event_caps_that_st
         assert not site.hub.nodes()[0].connected and of_limit(site) == []
 
 
+def test_free_gpus_of_an_agent_that_is_silent_for_a_moment_count_with_what_they_drew() -> None:
+    site = Site()
+    site.job("j0")
+    agent = site.agent("n1", [["j0"], [], [], []])
+    site.event(1000.0, end_s=900.0)  # 975 W are drawn; three free GPUs at work would draw 2625 W more
+    site.seconds(10)
+    assert of_limit(site) == []
+    agent.hello()
+    for _ in range(int(UNSEEN_S) - 2):
+        round_without_live(site)
+        assert not site.hub.nodes()[0].told and of_limit(site) == []
+    for _ in range(4):
+        round_without_live(site)
+    assert "3 GPUs whose power is unknown counted at the limit" in of_limit(site)[0]
+
+
 def test_a_gpu_that_we_cannot_cap_counts_with_the_limit_that_somebody_else_has_set() -> None:
     site, agent = four()
     agent.jobs = [["theirs"], ["j1"], ["j2"], ["j3"]]  # not known here
