@@ -27,7 +27,7 @@ What comes of each fault, and which test shows it (here unless a file is named; 
 - clock jumps: leases count by boot time, no energy is invented or lost, no event cap is lifted early by a clock ahead |
   agent/test_leases: in_the_same_boot, a_wall_clock_set_right; agent/test_metering: a_clock_set_forward, a_clock_set_back;
   agent/test_runner: an_event_lease_ends_when; power/test_power_loop: event_caps_stay_to_the_nodes_ends;
-  power/test_hub: a_nodes_clock_that_differs
+  power/test_hub: a_nodes_clock_that_differs; power/test_power_clocks; a_control_plane_whose_clock_is_set (here)
 - a meter that stops, jumps or counts backwards: a GPU's counter gives way to integrated power, a site's meter is unknown |
   agent/test_metering: a_stuck_counter, a_jump_is_no_energy; power/test_site_meters: a_stopped_meter, a_jump_is_kept,
   a_counter_and_its_reset
@@ -58,6 +58,7 @@ import requests
 
 from dispatcher.local_ray import LocalRay
 from dispatcher.simgpu import SimGpus, environment
+from dispatcher.simgpu.build import find_compiler
 from dispatcher.simgpu.state import SimGpu
 from tests.helpers import wait_until
 from tests.real.harness import BIN, Plane, clean_env, region
@@ -379,6 +380,39 @@ def test_an_event_ends_on_time_though_the_connection_is_cut(site: Site) -> None:
         wait_until(lambda: not any("silent" in said for said in alarms(site.plane)), 30, "the agent to be heard again")
     assert not leases.broken, leases.broken
     assert [limit_w for _, limit_w in drivers.seen[site.strangers.uuid].limits] == [SAVED_W[site.strangers.index]]
+
+
+def test_a_control_plane_whose_clock_is_set_lifts_no_cap(site: Site, tmp_path: Path) -> None:
+    library, ahead = tmp_path / "set_clock.so", tmp_path / "ahead"
+    source = Path(__file__).with_name("set_clock.c")
+    subprocess.run([find_compiler(), "-shared", "-fPIC", "-O2", "-o", str(library), str(source)], check=True)
+    ahead.write_text("0")
+    leases, plane = LeaseWatch(site.gpus, site.service.folder, SAVED_W), site.plane
+    plane.kill()
+    plane.env |= {"LD_PRELOAD": str(library), "WALL_CLOCK_AHEAD": str(ahead)}
+    try:
+        plane.start()
+        wait_until(lambda: recovered(plane), 30, "the agent")
+        with watched(leases):
+            leases.promises["clock"] = create_event(plane, "clock", 1250.0, "50s")
+            wait_until(lambda: leases.event_leases == 3, 20, "the event's caps")
+            for step_s in (-600, 3600, 200_000):
+                ahead.write_text(str(step_s))
+                began = time.time()
+                wait_until(lambda began=began: time.time() > began + 4.0, 10, "rounds with a wrong clock")  # type: ignore[misc]
+                assert not leases.broken, (step_s, leases.broken)
+            plane.kill()  # and it starts with it
+            ahead.write_text("3600")
+            plane.start()
+            wait_until(lambda: recovered(plane), 30, "the agent to be heard again")
+            wait_until(lambda: time.time() > leases.promises["clock"].ends_at, 60, "the event to end")
+        assert not leases.broken, leases.broken
+    finally:
+        plane.kill()
+        del plane.env["LD_PRELOAD"], plane.env["WALL_CLOCK_AHEAD"]
+        plane.start()
+    wait_until(lambda: recovered(plane), 30, "the agent")
+    wait_until(lambda: not leases_of(site, "event clock"), 20, "the event's leases to end")
 
 
 def test_a_control_plane_from_an_older_epoch_can_lift_nothing(site: Site, tmp_path: Path) -> None:
