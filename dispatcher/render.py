@@ -240,13 +240,21 @@ def regions_table(regions: Sequence[Json]) -> RenderableType:
             cell("up", "green") if region.get("reachable") else cell("unknown", "bold red"),
             cell("/".join("?" if gpus is None else f"{gpus:g}" for gpus in (used, total))),
             cell(region.get("jobs_running")),
-            cell(number(region.get("draw_w"), 0, "W")),
+            cell(_drawn(region)),
             cell(number(min(limits), 0, "W") if limits else None),
             cell(_signal_now(region.get("price"))),
             cell(_signal_now(region.get("carbon"))),
             cell(region.get("error")),
         )
     return made
+
+
+def _drawn(region: Json) -> str | None:
+    """What a site draws, or what its jobs are stated to, where nobody measures it."""
+    if region.get("site_w") is not None:
+        return number(region["site_w"], 0, "W")
+    stated = number(region.get("draw_w"), 0, "W")
+    return f"{stated} stated" if stated else None
 
 
 def _signal_now(signal: Json | None) -> str | None:

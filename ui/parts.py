@@ -230,7 +230,9 @@ def _gpus(region: Json, reachable: bool) -> str:
 
 
 def _draw(region: Json, reachable: bool) -> str:
-    standing, budget, draw = region.get("power_limit_w"), region.get("budget_w"), region.get("draw_w")
+    standing, budget, draw = region.get("power_limit_w"), region.get("budget_w"), region.get("site_w")
+    stated = draw is None
+    draw = region.get("draw_w") if stated else draw
     limits = [float(w) for w in (standing, budget) if w is not None]
     limit = min(limits, default=None)
     name = "budget" if budget is not None and limit == budget and limit != standing else "limit"
@@ -239,6 +241,7 @@ def _draw(region: Json, reachable: bool) -> str:
         return f"{UNKNOWN}<small>{bound}</small>"
     if not reachable:
         return f"{UNKNOWN}<small>last: {power_text(draw)}, {bound}</small>"
+    bound += ", draw as jobs state it" if stated else ""
     over = limit is not None and draw is not None and float(draw) > limit
     text = f'<span class="gs-red">{power_text(draw)} OVER</span>' if over else power_text(draw)
     share = float(draw) / limit if limit and draw is not None else None

@@ -12,6 +12,7 @@ from dispatcher.api.answers import in_thread, json_response, strange_parameters
 from dispatcher.api.services import Services
 from dispatcher.api.views import time_of
 from dispatcher.errors import BadInput
+from dispatcher.flexibility import Measured
 
 #: Told unless asked otherwise, and at most.
 USUAL_H, MOST_H = 4.0, 48.0
@@ -92,3 +93,12 @@ def draw_json(services: Services, region: str, branch: str | None, hours: float)
 
 def _minute(at: datetime) -> datetime:
     return at.astimezone(UTC).replace(second=0, microsecond=0)
+
+
+def measured_now(services: Services, region: str, branch: str | None = None) -> Measured:
+    """What a site, or a branch of it, draws now by the best that is known."""
+    if services.config.replay is not None:
+        return Measured(None, "unknown", REPLAYED)
+    now, meters = services.clock.now(), services.meters
+    power = meters.site_power(region, now) if branch is None else meters.branch_power(region, branch, now)
+    return Measured(power.value_w, power.quality, power.reason)

@@ -10,10 +10,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dispatcher.api.answers import Refused, in_thread, json_response
+from dispatcher.api.draws import measured_now
 from dispatcher.api.services import Services
 from dispatcher.api.views import grid_event_json, time_of
 from dispatcher.errors import BadInput, ConfigError
-from dispatcher.flexibility import FOR_S, NO_BRANCHES, NO_PLAN, Measured, Outlook, ahead_of, now_of
+from dispatcher.flexibility import FOR_S, NO_BRANCHES, NO_PLAN, Outlook, ahead_of, now_of
 from dispatcher.store import GridEvent
 
 FORMATS = ("json", "csv", "html")
@@ -96,7 +97,8 @@ def flexibility_json(services: Services, chosen: str | None) -> dict[str, Any]:
             {
                 "region": region.name,
                 "now": [
-                    outlook_json(now_of(world, fleet, view, place, _measured(services, region.name, place))) for place in places
+                    outlook_json(now_of(world, fleet, view, place, measured_now(services, region.name, place)))
+                    for place in places
                 ],
                 "ahead": [outlook_json(one) for one in ahead] if ahead else None,
                 "ahead_missing": None if ahead else NO_PLAN,
@@ -105,14 +107,6 @@ def flexibility_json(services: Services, chosen: str | None) -> dict[str, Any]:
             }
         )
     return {"at": time_of(world.now), "for_s": list(FOR_S), "of": "the meter, PUE included", "regions": told}
-
-
-def _measured(services: Services, region: str, branch: str | None) -> Measured:
-    if services.config.replay is not None:
-        return Measured(None, "unknown", "time is replayed here, and meters run by the wall's clock")
-    now, meters = services.clock.now(), services.meters
-    power = meters.site_power(region, now) if branch is None else meters.branch_power(region, branch, now)
-    return Measured(power.value_w, power.quality, power.reason)
 
 
 def outlook_json(one: Outlook) -> dict[str, Any]:
@@ -164,7 +158,7 @@ def event_json(services: Services, event: GridEvent, others: Sequence[GridEvent]
         event,
         config,
         now,
-        draw_w=_measured(services, event.region, event.branch).draw_w,
+        draw_w=measured_now(services, event.region, event.branch).draw_w,
         jobs=world.jobs,
         late_cost_per_h=world.settings.late_cost_per_h,
         jobs_currency=world.settings.currency,

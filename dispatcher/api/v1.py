@@ -14,11 +14,12 @@ from starlette.responses import Response
 
 from dispatcher.api import intents, savings, views
 from dispatcher.api.answers import in_thread, json_bytes, json_response, strange_parameters
+from dispatcher.api.draws import measured_now
 from dispatcher.api.event_reports import event_json
 from dispatcher.api.grid_events import MAX_REASON, GridEvents, event_from, regions_of
 from dispatcher.api.ray_jobs import RayJobs
 from dispatcher.api.self_service import read_result
-from dispatcher.api.services import Services
+from dispatcher.api.services import RegionStatus, Services
 from dispatcher.api.strict_json import parse_object
 from dispatcher.api.submissions import default_region
 from dispatcher.errors import BadInput, GridshiftError, NotFound
@@ -189,15 +190,13 @@ class V1:
         snapshot, now = self._services.snapshot(), self._services.clock.now()
         configured = {region.name: region for region in self._services.config.regions}
         seen = {view.name: view for view in snapshot.world.regions}
-        return json_response(
-            {
-                "regions": [
-                    views.region_json(status, configured[status.name], seen.get(status.name), now)
-                    for status in snapshot.regions
-                    if status.name in configured
-                ]
-            }
-        )
+
+        def told(status: RegionStatus) -> dict[str, Any]:
+            site = measured_now(self._services, status.name)
+            return views.region_json(status, configured[status.name], seen.get(status.name), now, site)
+
+        there = [status for status in snapshot.regions if status.name in configured]
+        return json_response({"regions": await in_thread(lambda: [told(status) for status in there])})
 
     # --- events ---------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from typing import Any
 from dispatcher.api.savings import missed
 from dispatcher.api.services import AlarmStatus, LoopStatus, RegionStatus
 from dispatcher.config import RegionConfig
+from dispatcher.flexibility import Measured
 from dispatcher.power.accounts import MODELLED
 from dispatcher.power.fleet import GpuView
 from dispatcher.power.hub import LeaseLive
@@ -308,8 +309,11 @@ def source_json(source: SourceStatus) -> dict[str, Any]:
     }
 
 
-def region_json(status: RegionStatus, config: RegionConfig, view: RegionView | None, now: datetime) -> dict[str, Any]:
-    """A region: what was observed, what is configured, and its signals now."""
+def region_json(
+    status: RegionStatus, config: RegionConfig, view: RegionView | None, now: datetime, site: Measured
+) -> dict[str, Any]:
+    """A region: what was observed, what is configured, its signals now, and what its site draws (``site_w``, W at the meter,
+    and what that rests on), beside what its jobs are stated to draw (``draw_w``)."""
     return {
         "name": status.name,
         "address": status.address,
@@ -321,6 +325,8 @@ def region_json(status: RegionStatus, config: RegionConfig, view: RegionView | N
         "gpus_used": status.gpus_used,
         "jobs_running": status.jobs_running,
         "draw_w": status.draw_w,
+        "site_w": site.draw_w,
+        "site_basis": site.quality,
         "power_limit_w": config.power_limit_w or None,
         "budget_w": status.budget_w,
         "currency": view.currency if view is not None else config.currency,

@@ -12,6 +12,9 @@ from dispatcher.cli import main
 from dispatcher.clock import VirtualClock
 from dispatcher.config import RegionConfig
 from dispatcher.errors import GridshiftError
+from dispatcher.power.agent_sums import AgentsDraw
+from dispatcher.power.meter_store import MemoryMeterStore
+from dispatcher.power.site_meters import SiteMeters
 from dispatcher.store import Attempt
 from policies.world import Alternative, JobState, KeptFree, Placement, Plan, RegionView
 from signals.points import Kind, Quality, SignalPoint
@@ -324,6 +327,14 @@ def test_regions(server: Server) -> None:
     assert north["price"] == price
     assert north["carbon"] is None and north["budget_w"] == 500.0 and north["power_limit_w"] is None
     assert south["reachable"] is False and south["error"] == "refused" and south["observed_at"] is None
+    assert (north["draw_w"], north["site_w"], north["site_basis"]) == (800.0, None, "unknown")
+
+
+def test_a_region_tells_what_its_site_draws_beside_what_its_jobs_are_stated_to(server: Server, services: FakeServices) -> None:
+    services.meters = SiteMeters(services.config, MemoryMeterStore(), agents=lambda *_: AgentsDraw(400.0))
+    services.meters.read_meters(services.clock.now())
+    north = server.get("/v1/regions")["regions"][0]
+    assert (north["draw_w"], north["site_w"], north["site_basis"]) == (800.0, 400.0 * north["pue"], "estimated")
 
 
 def test_status_health_and_metrics(server: Server, services: FakeServices) -> None:

@@ -37,6 +37,14 @@ def test_for_people(fleet: FakeApi, run: Run) -> None:
     assert "\x1b" not in said, "no control characters where it is no terminal"
 
 
+def test_a_limit_stands_beside_what_is_measured_where_that_is_known(fleet: FakeApi, run: Run) -> None:
+    regions = [{**REGION, "draw_w": 1548.0, "site_w": 1073.0}, {**REGION, "name": "nordics", "draw_w": 1548.0, "site_w": None}]
+    fleet.answers["GET", "/v1/regions"] = lambda _: (200, {"regions": regions})
+    said = run("fleet").stdout
+    assert "1,073 W" in next(line for line in said.splitlines() if "north" in line)
+    assert "1,548 W stated" in next(line for line in said.splitlines() if "nordics" in line)
+
+
 def test_a_cap_is_told_with_its_reason_and_an_events_end(fleet: FakeApi, run: Run) -> None:
     told = busy_fleet()
     one = told["regions"][1]["branches"][0]["nodes"][0]
