@@ -476,7 +476,7 @@ def run(config: Config, *, on_ready: Callable[[], None] = lambda: None) -> int:
             triggers = Triggers(config.triggers, book, event_intake, store)
             control.loops.append(Loop("triggers", max(0.5, 15.0 / clock.speed), triggers.look))
             control.alarm_sources.append(triggers.alarms)
-        demand = DemandBook(config, signals, clock.now)
+        demand = DemandBook(config, signals, clock.now, mono=lambda: time.monotonic() * clock.speed)
         control.reserved = demand.reserved
         serving = ServingWatch(
             config,

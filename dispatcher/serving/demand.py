@@ -2,11 +2,15 @@
 
 Readings come each second and are kept as the mean and the highest of each quarter hour, in the signal store, so that a restart
 forgets nothing, and a crash the quarter hour that is running. It decides nothing: policies.serving_headroom does.
+
+A clock that is set back takes nothing away: how old a reading is goes by another clock, one that only runs on. Nor does one
+reading that is wrong decide what is kept for weeks: none counts for more than a serving may have, nor alone among many.
 """
 
 import logging
 import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -37,6 +41,10 @@ log = logging.getLogger(__name__)
 MEAN, HIGHEST = "mean", "highest"
 #: The last minutes are remembered in pieces of so long, s.
 _PIECE_S = 15
+#: Of so many readings in a quarter hour the highest counts as high as the second.
+_MANY = 10
+#: So many pieces of quarter hours are remembered: as many as there are in the weeks that count, and some that restarts split.
+_MOST_SEEN = 2 * WEEKS * int(WEEK.total_seconds()) // BIN_S
 
 
 class Signals(Protocol):
@@ -63,11 +71,28 @@ class _Quarter:
     count: int
     total: float
     highest: float
+    second: float
+
+    @property
+    def is_many(self) -> bool:
+        return self.count >= _MANY
+
+    def add(self, at: datetime, load: float) -> None:
+        self.first, self.last = min(self.first, at), max(self.last, at)
+        self.count, self.total = self.count + 1, self.total + load
+        self.highest, self.second = max(self.highest, load), max(self.second, min(self.highest, load))
+
+    def seen(self) -> Seen:
+        """As far as it was read: after a restart the rest of it stands beside. One reading stands for a second."""
+        end = min(self.last + timedelta(seconds=1), self.start + timedelta(seconds=BIN_S))
+        highest = self.second if self.is_many else self.highest
+        return Seen(self.first, end, (self.total - self.highest + highest) / self.count, highest)
 
 
 @dataclass
 class _Known:
-    """One serving and what is known of its demand. ``history`` is in its load's own unit, by start."""
+    """One serving and what is known of its demand. ``history`` is in its load's own unit, as it was read. ``recent`` has the
+    highest load of each of the last pieces, ``last_s`` when it was read last, both by the clock that only runs on."""
 
     config: ServingConfig
     declared: Declared
@@ -75,8 +100,8 @@ class _Known:
     history: list[Seen] = field(default_factory=list)
     quarter: _Quarter | None = None
     unwritten: list[Seen] = field(default_factory=list)
-    recent: deque[tuple[datetime, float]] = field(default_factory=deque)
-    last_at: datetime | None = None
+    recent: deque[tuple[float, float]] = field(default_factory=deque)
+    last_s: float | None = None
     version: int = 0
     expected_as: object = None
     slots: list[tuple[datetime, datetime]] = field(default_factory=list)
@@ -88,15 +113,26 @@ class _Known:
     def per_gpu(self) -> float:
         return self.config.load_per_gpu or 1.0
 
+    @property
+    def most(self) -> float:
+        """The load that all GPUs bear that it may have."""
+        return self.declared.most_gpus * self.per_gpu
+
+    def gpus(self, load: float) -> float:
+        return min(load, self.most) / self.per_gpu
+
 
 class DemandBook:
-    """See the module. Thread-safe. ``now`` is the control plane's clock."""
+    """See the module. Thread-safe. ``now`` is the control plane's clock; ``mono`` runs as fast and is never set, s."""
 
-    def __init__(self, config: Config, signals: Signals, now: Callable[[], datetime]) -> None:
+    def __init__(
+        self, config: Config, signals: Signals, now: Callable[[], datetime], *, mono: Callable[[], float] = time.monotonic
+    ) -> None:
         """Read what an earlier control plane kept."""
-        self._signals, self._now, self._slot_s = signals, now, config.planner_settings().slot_s
+        self._signals, self._now, self._mono = signals, now, mono
+        self._slot_s = config.planner_settings().slot_s
         self._lock = threading.Lock()
-        self._began = now()
+        self._began, self._began_s = now(), mono()
         self._known: dict[str, dict[str, _Known]] = {}
         for region in config.regions:
             self._known[region.name] = {
@@ -113,26 +149,26 @@ class DemandBook:
         one = self._known[region].get(name)
         if one is None or not math.isfinite(load) or not 0 <= load <= MAX_VALUE:
             return
-        at = self._now() - timedelta(seconds=age_s)
+        at, at_s = self._now() - timedelta(seconds=age_s), self._mono() - age_s
+        load = min(load, one.most)
         with self._lock:
-            if one.last_at is not None and at <= one.last_at:
+            if one.last_s is not None and at_s <= one.last_s:
                 return
-            one.last_at = at
-            piece = _floor(at, _PIECE_S)
+            one.last_s = at_s
+            piece = at_s // _PIECE_S * _PIECE_S
             if one.recent and one.recent[-1][0] == piece:
                 one.recent[-1] = (piece, max(load, one.recent[-1][1]))
             else:
                 one.recent.append((piece, load))
-            while one.recent[0][0] <= at - RECENT:
+            while one.recent[0][0] <= at_s - RECENT.total_seconds():
                 one.recent.popleft()
             start = _floor(at, BIN_S)
             if one.quarter is not None and one.quarter.start == start:
-                quarter = one.quarter
-                quarter.last, quarter.count = at, quarter.count + 1
-                quarter.total, quarter.highest = quarter.total + load, max(quarter.highest, load)
+                one.quarter.add(at, load)
             else:
+                # the next one, or another after the clock was set
                 _finish(one)
-                one.quarter = _Quarter(start, at, at, 1, load, load)
+                one.quarter = _Quarter(start, at, at, 1, load, load, 0.0)
 
     def keep(self, now: datetime) -> None:
         """Write down the quarter hours that are over."""
@@ -157,7 +193,7 @@ class DemandBook:
         if one.expected_as != known:
             # As far as any plan looks ahead, which is as many slots.
             one.slots = [(first + n * slot, first + (n + 1) * slot) for n in range(MAX_SLOTS + 1)]
-            seen = [Seen(s.start, s.end, s.mean / one.per_gpu, s.highest / one.per_gpu) for s in one.history]
+            seen = [Seen(s.start, s.end, one.gpus(s.mean), one.gpus(s.highest)) for s in one.history]
             one.expected = demand_quantile(seen, now, one.slots, quantile=one.declared.quantile, zone=one.zone)
             one.expected_as = known
         recent = self._recent(one, now) if one.declared.is_read else None
@@ -170,10 +206,12 @@ class DemandBook:
 
     def _recent(self, one: _Known, now: datetime) -> Recent | None:
         """The demand of the last minutes that were read; None while there was no time yet to read any."""
-        if one.last_at is not None and now - one.last_at < SILENT:
-            return Recent(max(load for _, load in one.recent) / one.per_gpu, one.last_at)
-        patience = timedelta(seconds=one.config.stale_s)
-        return Recent(None, one.last_at) if now - self._began > patience else None
+        now_s = self._mono()
+        # When it was read by the clock as it is set now.
+        last_at = None if one.last_s is None else now - timedelta(seconds=now_s - one.last_s)
+        if one.last_s is not None and now_s - one.last_s < SILENT.total_seconds():
+            return Recent(one.gpus(max(load for _, load in one.recent)), last_at)
+        return Recent(None, last_at) if now_s - self._began_s > one.config.stale_s else None
 
     def _write(self, now: datetime, is_over: Callable[[_Quarter], bool]) -> None:
         for region, some in self._known.items():
@@ -197,9 +235,11 @@ class DemandBook:
             top = highest.get((point.start, point.end))
             if point.variant == f"{metric} {MEAN}" and top is not None:
                 one.history.append(Seen(point.start, point.end, point.value, top))
-        if one.history and now - one.history[-1].end < SILENT:
-            one.last_at = one.history[-1].end
-            one.recent.append((one.last_at, one.history[-1].highest))
+        last = max(one.history, key=lambda seen: seen.end, default=None)
+        # What an earlier control plane wrote by a clock that was ahead tells nothing of the present.
+        if last is not None and timedelta(0) <= now - last.end < SILENT:
+            one.last_s = self._began_s - (now - last.end).total_seconds()
+            one.recent.append((one.last_s, last.highest))
 
 
 def _declared(one: ServingConfig, region: RegionConfig, gpu_power_w: float) -> Declared:
@@ -244,11 +284,9 @@ def _finish(one: _Known) -> None:
     quarter, one.quarter = one.quarter, None
     if quarter is None:
         return
-    # As far as it was read: after a restart the rest of it stands beside. One reading stands for a second.
-    end = min(quarter.last + timedelta(seconds=1), quarter.start + timedelta(seconds=BIN_S))
-    seen = Seen(quarter.first, end, quarter.total / quarter.count, quarter.highest)
-    oldest = quarter.last - WEEKS * WEEK
-    one.history = [*(s for s in one.history if s.start >= oldest), seen]
+    # By their number and not by their age: a clock that was ahead for a moment must not have them forgotten.
+    seen = quarter.seen()
+    one.history = [*one.history[-_MOST_SEEN:], seen]
     one.unwritten.append(seen)
     one.version += 1
 

@@ -1,6 +1,7 @@
 """What serving had to do: read from a real server, kept over restarts, and left free by the control plane's own loops."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -42,8 +43,8 @@ vllm:num_requests_waiting{{model_name="llama"}} {waiting}
 """
 
 
-def config(**more: Any) -> Config:
-    one = {"name": "a", "address": "http://a", "gpus": 4, "pue": 1.5, "observe_s": 60, "serving": [{**CHAT, **more}]}
+def config(gpus: int = 4, **more: Any) -> Config:
+    one = {"name": "a", "address": "http://a", "gpus": gpus, "pue": 1.5, "observe_s": 60, "serving": [{**CHAT, **more}]}
     one["price"] = [{"feed": "synthetic", "price_swing": 0.0}]
     return Config.model_validate({"region": [one], "planning": {"horizon_hours": 24}})
 
@@ -52,8 +53,12 @@ class Book:
     """A book on a clock that a test moves."""
 
     def __init__(self, signals: Any = None, now: datetime = START, **more: Any) -> None:
-        self.signals, self.now = signals or MemorySignalStore(), now
-        self.book = DemandBook(config(**more), self.signals, lambda: self.now)
+        self.signals, self.now, self.ahead = signals or MemorySignalStore(), now, timedelta(0)
+        self.book = DemandBook(config(**more), self.signals, lambda: self.now, mono=lambda: (self.now - self.ahead).timestamp())
+
+    def set_clock(self, ahead: timedelta) -> None:
+        """Set the clock while no time passes."""
+        self.now, self.ahead = self.now + ahead, self.ahead + ahead
 
     def reads(self, until: datetime, load: Callable[[datetime], float], every: timedelta = MINUTE) -> None:
         while self.now < until:
@@ -144,6 +149,65 @@ def test_stale_metrics_keep_what_was_needed_last_and_then_all() -> None:
     assert book.at(book.now).gpus == 2
 
 
+@pytest.mark.parametrize("ahead", [-H, -400 * DAY, H, 60 * DAY])
+def test_a_clock_that_is_set_keeps_no_reading_out(ahead: timedelta) -> None:
+    book = Book(max_gpus=8, gpus=8)
+    book.reads(START + 5 * DAY, lambda at: 10.0)
+    book.set_clock(ahead)
+    book.reads(book.now + 30 * MINUTE, lambda at: 70.0)
+    if abs(ahead) < DAY:
+        assert book.at(book.now).gpus == 7 and "7.0 GPUs needed in the last 5 min" in book.at(book.now).reason
+    else:
+        assert book.at(book.now).gpus == 8 and "too little is known" in book.at(book.now).reason, "of such a day"
+    # silence is told by how long it lasts, and since when by the clock as it is set
+    book.book.note("a", "chat", 70.0)
+    since = book.now
+    book.now += 16 * MINUTE
+    assert f"could not be read since {since:%H:%M}Z" in book.at(book.now).reason
+    book.set_clock(-ahead)
+    book.reads(START + 6 * DAY, lambda at: 10.0)
+    assert book.at(book.now + 9 * H).gpus == 1, "what was learned before is still known"
+    book.book.close()
+    again = Book(book.signals, book.now, max_gpus=8, gpus=8)
+    assert again.at(book.now + 9 * H).gpus == 1
+
+
+def test_what_a_clock_that_was_ahead_wrote_is_not_the_present_after_a_restart() -> None:
+    book = Book()
+    book.reads(START + 3 * DAY, by_day)
+    book.set_clock(H)
+    book.reads(book.now + 20 * MINUTE, lambda at: 39.0)
+    book.book.close()
+    again = Book(book.signals, book.now - H)
+    assert again.at(again.now + 12 * H).gpus == 2 and again.at(again.now).gpus == 1
+
+
+@pytest.mark.parametrize("every", [timedelta(seconds=10), MINUTE])
+def test_one_reading_that_lies_does_not_decide_what_is_kept_for_weeks(every: timedelta) -> None:
+    book = Book(max_gpus=8, gpus=8)
+    lies = START + DAY + 10 * H
+    book.reads(START + 3 * DAY, lambda at: 1e8 if at == lies else 10.0, every=every)
+    for days in (0, 1, 4):
+        kept = book.at(START + (3 + days) * DAY + 10 * H)
+        assert kept.gpus == 1 and "1.0 GPUs" in kept.reason, kept
+    # what was written by an earlier version counts for no more than it may have either
+    book.book.close()
+    points = book.signals.read("a", Kind.SERVING, START, book.now, book.now)
+    wrong = [replace(p, value=1e8, retrieved_at=book.now) for p in points if p.start == lies and p.variant.endswith("mean")]
+    book.signals.append(wrong)
+    again = Book(book.signals, book.now, max_gpus=8, gpus=8)
+    assert len(wrong) == 1 and "p95 of demand at this hour 3.3 GPUs" in again.at(START + 3 * DAY + 10 * H).reason
+
+
+def test_a_burst_of_two_readings_counts_and_all_that_is_needed_counts_as_all_that_it_may_have() -> None:
+    book = Book(max_gpus=8, gpus=8)
+    book.reads(START + 3 * DAY, lambda at: 30.0 if at.minute % 15 < 2 else 10.0)
+    assert book.at(book.now + 9 * H).gpus == 3
+    full = Book(max_gpus=8, gpus=8)
+    full.reads(START + 3 * DAY, lambda at: 500.0)
+    assert full.at(full.now + 9 * H).gpus == 8 and full.at(full.now).gpus == 8
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [
@@ -227,7 +291,9 @@ class Site:
     def __init__(self, page: Page, signals: MemorySignalStore, start: datetime, **more: Any) -> None:
         self.load: Callable[[datetime], float] | None = by_day
         self.sim = Simulation(config(url=page.url, **more), start, [], tick_s=60.0, plan_s=900.0)
-        self.demand = DemandBook(self.sim.control.config, signals, self.sim.clock.now)
+        self.demand = DemandBook(
+            self.sim.control.config, signals, self.sim.clock.now, mono=lambda: self.sim.clock.now().timestamp()
+        )
         self.sim.control.reserved = self.demand.reserved
         self.watch = ServingWatch(
             self.sim.control.config,
