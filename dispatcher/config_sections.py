@@ -231,6 +231,12 @@ class GpuPoolConfig(Section):
         return GpuPool(self.type, self.gpus, self.power_limit_w or None, self.draw, self.branch)
 
 
+def _floor_of(one: ServingConfig, watts: float, pue: float) -> str:
+    if watts <= one.floor_w:
+        return f"floor_w {watts:g} W"
+    return f"floor_gpus {one.floor_gpus} x gpu_power_w {one.gpu_power_w:g} W x pue {pue:g} = {watts:g} W"
+
+
 class RegionConfig(Section):
     """``[[region]]``: one Ray cluster, what its power costs and emits, and its limits. Powers in W."""
 
@@ -283,10 +289,22 @@ class RegionConfig(Section):
                 if gpus is not None and value > gpus:
                     remedy = "GPUs of serving count among the region's: lower it, or raise gpus"
                     raise ValueError(f"serving {one.name}: {key} {value} is more than the {gpus:g} GPUs here; {remedy}")
-        if self.power_limit_w and (floors_w := sum(one.floor_w for one in self.serving)) > self.power_limit_w:
-            remedy = "both are at the meter: lower floor_w of its serving, or raise power_limit_w"
+        floors = [one for one in self.serving if one.floor_gpus]
+        together = sum(one.floor_gpus for one in floors)
+        if gpus is not None and together > gpus:
+            each = ", ".join(f"{one.name} {one.floor_gpus}" for one in floors)
+            remedy = "GPUs of serving count among the region's: lower them, or raise gpus"
             raise ValueError(
-                f"floor_w of its serving is {floors_w:g} W together, power_limit_w {self.power_limit_w:g} W; {remedy}"
+                f"floor_gpus of its serving ({each}) are {together} together, more than the {gpus:g} GPUs here; {remedy}"
+            )
+        # Where gpu_power_w is left out, [planning] tells it, which is not seen from here: an alarm says it then.
+        kept = [(one, one.always_w(0.0, self.pue)) for one in self.serving]
+        if self.power_limit_w and (kept_w := sum(watts for _, watts in kept)) > self.power_limit_w:
+            each = "; ".join(f"{one.name}: {_floor_of(one, watts, self.pue)}" for one, watts in kept if watts)
+            remedy = "all are at the meter: lower floor_w or floor_gpus, or raise power_limit_w"
+            raise ValueError(
+                f"what is always kept for its serving ({each}) is {kept_w:g} W together, more than power_limit_w "
+                f"{self.power_limit_w:g} W; {remedy}"
             )
         return self
 

@@ -4,7 +4,7 @@ Each section checks itself alone; what only the others of its region tell, confi
 """
 
 import re
-from typing import Literal, Self
+from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
@@ -43,6 +43,13 @@ def check_metric(name: str) -> str:
     return name
 
 
+def _no_boolean(value: Any) -> Any:
+    """``value``, unless it is true or false, which would else count as 1 and 0. Raises ValueError."""
+    if isinstance(value, bool):
+        raise ValueError(f"{str(value).lower()} is no number")
+    return value
+
+
 class SloConfig(_Section):
     """``[[region.serving.slo]]``: one promise. ``limit`` is in s for latencies (``percentile`` of requests must be within it),
     requests that wait for "queue", and the share of requests that may fail for "error_rate".
@@ -59,6 +66,8 @@ class SloConfig(_Section):
     counter_bad: str = ""
     counter_all: str = ""
     per_s: float = Field(1.0, gt=0, le=1e9)
+
+    _numbers = field_validator("limit", "percentile", "per_s", mode="before")(_no_boolean)
 
     @field_validator("histogram", "gauge", "counter_bad", "counter_all")
     @classmethod
@@ -146,6 +155,11 @@ class ServingConfig(_Section):
     stale_s: float = Field(10.0, ge=2, le=3600)
     slos: list[SloConfig] = Field(alias="slo", min_length=1)
 
+    _numbers = field_validator(
+        *("floor_gpus", "floor_w", "max_gpus", "gpu_power_w", "load_per_gpu", "headroom_quantile", "scrape_s", "stale_s"),
+        mode="before",
+    )(_no_boolean)
+
     @field_validator("load_gauge", "load_counter")
     @classmethod
     def _is_a_name(cls, value: str) -> str:
@@ -178,7 +192,7 @@ class ServingConfig(_Section):
             raise ValueError("give load_gauge or load_counter, not both")
         if self.load_per_gpu is None:
             for key in ("max_gpus", "load_gauge", "load_counter", "headroom_quantile"):
-                if getattr(self, key) != type(self).model_fields[key].default:
+                if key in self.model_fields_set and getattr(self, key):  # 0 and "" mean that there is none
                     told = "add how many requests one GPU serves at the same time, or keep floor_gpus alone"
                     raise ValueError(f"{key} is for headroom by demand, which needs load_per_gpu; {told}")
             return self
@@ -199,6 +213,11 @@ class ServingConfig(_Section):
     def most_gpus(self) -> int:
         """The GPUs that it may have at most: as said, else those named."""
         return self.max_gpus or len(set(self.gpu_uuids))
+
+    def always_w(self, gpu_power_w: float, pue: float) -> float:
+        """What plans leave free for it whatever its demand is, W at the meter; ``gpu_power_w`` is what a GPU draws where it
+        does not say so."""
+        return max(self.floor_w, self.floor_gpus * (self.gpu_power_w or gpu_power_w) * pue)
 
     @property
     def keeps_free(self) -> bool:

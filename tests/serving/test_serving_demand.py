@@ -1,5 +1,6 @@
 """What serving had to do: read from a real server, kept over restarts, and left free by the control plane's own loops."""
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -216,6 +217,7 @@ def test_a_burst_of_two_readings_counts_and_all_that_is_needed_counts_as_all_tha
         ({"headroom_quantile": 1.0}, "less than or equal to 0.999"),
         ({"floor_w": -1}, "greater than or equal to 0"),
         ({"load_per_gpu": None}, "max_gpus is for headroom by demand, which needs load_per_gpu"),
+        ({"load_per_gpu": None, "max_gpus": 0, "headroom_quantile": 0.95}, "headroom_quantile is for headroom by demand"),
         ({"max_gpus": 0}, "add max_gpus, the GPUs that it may have at most"),
         ({"floor_gpus": 5}, "floor_gpus 5 is more than max_gpus, 4"),
         ({"max_gpus": 0, "gpu_uuids": ["g"], "floor_gpus": 2}, "floor_gpus 2 is more than the number of gpu_uuids, 1"),
@@ -232,8 +234,35 @@ def test_a_wrong_setting_is_told(more: dict[str, Any], said: str) -> None:
 
 def test_floors_above_the_power_limit_are_told() -> None:
     one = {"name": "a", "address": "http://a", "power_limit_w": 500, "serving": [{**CHAT, "floor_w": 700}]}
-    with pytest.raises(ValidationError, match="floor_w of its serving is 700 W together, power_limit_w 500 W"):
+    with pytest.raises(ValidationError, match=r"\(chat: floor_w 700 W\) is 700 W together, more than power_limit_w 500 W"):
         Config.model_validate({"region": [one]})
+    gpus = {**CHAT, "name": "bot", "floor_gpus": 2, "gpu_power_w": 500}
+    one = {"name": "a", "address": "http://a", "power_limit_w": 1800, "pue": 1.2, "serving": [{**CHAT, "floor_w": 700}, gpus]}
+    said = "chat: floor_w 700 W; bot: floor_gpus 2 x gpu_power_w 500 W x pue 1.2 = 1200 W) is 1900 W together, more than power"
+    with pytest.raises(ValidationError, match=re.escape(said)):
+        Config.model_validate({"region": [one]})
+    assert Config.model_validate({"region": [{**one, "power_limit_w": 1900}]})
+
+
+@pytest.mark.parametrize("there", [{"gpus": 4}, {"gpu_pool": [{"type": "H100", "gpus": 2}, {"type": "A100", "gpus": 2}]}])
+def test_floors_of_several_servings_above_the_gpus_are_told(there: dict[str, Any]) -> None:
+    both = [{**CHAT, "floor_gpus": 3}, {**CHAT, "name": "bot", "floor_gpus": 2}]
+    said = re.escape("floor_gpus of its serving (chat 3, bot 2) are 5 together, more than the 4 GPUs here; GPUs of serving")
+    with pytest.raises(ValidationError, match=said):
+        Config.model_validate({"region": [{"name": "a", "address": "http://a", "serving": both, **there}]})
+    both[1]["floor_gpus"] = 1
+    assert Config.model_validate({"region": [{"name": "a", "address": "http://a", "serving": both, **there}]})
+
+
+@pytest.mark.parametrize("value", [True, False])
+@pytest.mark.parametrize(
+    "key",
+    ["floor_gpus", "floor_w", "max_gpus", "gpu_power_w", "load_per_gpu", "headroom_quantile", "scrape_s", "stale_s", "limit"],
+)
+def test_true_and_false_are_no_numbers(key: str, value: bool) -> None:
+    more = {"slo": [{**SLO, key: value}]} if key == "limit" else {key: value}
+    with pytest.raises(ValidationError, match=f"{str(value).lower()} is no number"):
+        config(**more)
 
 
 # --- the real reader, the real loops ----------------------------------------------------------------------------------
