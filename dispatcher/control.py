@@ -807,6 +807,7 @@ class Control:
             *status.strangers(self._attempts.values(), self.regions, now),
             *status.late(self._standing.plan, views, self._attempts, now),
             *status.too_large(world, now),
+            *status.floors_too_large(world, now),
             *(AlarmStatus(f"refused {job_id}", None, sentence, now) for job_id, sentence in self._refused.items()),
             *(AlarmStatus(key, region, sentence, now) for key, region, sentence in self.book.alarms(now)),
             *(AlarmStatus(*alarm, now) for source in self.alarm_sources for alarm in source(now)),

@@ -28,7 +28,7 @@ from dispatcher.config import Config, EventSourceConfig, RegionConfig, load
 from dispatcher.config_outside import outside
 from dispatcher.config_sections import SIGNALS
 from dispatcher.errors import ConfigError, GridshiftError
-from dispatcher.status import TOO_LARGE
+from dispatcher.status import FLOORS, TOO_LARGE
 from signals.manners import Manners
 
 Level = Literal["ok", "warn", "fail"]
@@ -201,6 +201,8 @@ def _alarms(code: int, status: dict[str, object]) -> Iterator[Finding]:
             remedy = "'gridshift fleet' and 'gridshift jobs' show what runs there"
             if alarm.get("key") == TOO_LARGE:
                 remedy = "submit it again with less and cancel this one, or give a region what it needs: it waits for that"
+            if str(alarm.get("key", "")).startswith(f"{FLOORS} "):
+                remedy = "lower floor_gpus or floor_w of [[region.serving]] (or correct gpu_power_w), or give the region more"
             yield Finding("warn", "alarm", str(alarm["sentence"]), remedy)
         if not alarms:
             yield Finding("ok", "alarm", "none stands")
@@ -300,12 +302,17 @@ def check_region(config: Config, region: RegionConfig, now: Callable[[], datetim
             "fail", what, f"{region.address} is a gridshift control plane", "give the address of the Ray cluster itself"
         )
         return
-    gpus = _gpus(region, token)
+    found, gpus = _gpus(region, token)
     yield Finding("ok", what, f"{region.address} answers: Ray {version}{gpus}{', takes our token' if token else ''}")
+    floors = sum(one.floor_gpus for one in region.serving)
+    if found is not None and floors > found:
+        says = f"floor_gpus of its serving keep {floors} GPUs free and it has {found:g}: no batch job can start there"
+        yield Finding("warn", what, says, "lower floor_gpus of [[region.serving]], or add GPUs")
     yield from _skew(what, answer.headers.get("Date"), before, after)
 
 
-def _gpus(region: RegionConfig, token: str | None) -> str:
+def _gpus(region: RegionConfig, token: str | None) -> tuple[float | None, str]:
+    """How many GPUs a cluster has (None: not known), and what is said of them."""
     from dispatcher.clusters.ray_http import RayCluster
 
     cluster = RayCluster(region.name, region.address, token)
@@ -316,7 +323,7 @@ def _gpus(region: RegionConfig, token: str | None) -> str:
     finally:
         cluster.close()
     said = "its GPUs could not be counted" if found is None else f"{found:g} GPUs"
-    return f", {said}" + (f", of which batch may use {region.gpus:g}" if region.gpus is not None else "")
+    return found, f", {said}" + (f", of which batch may use {region.gpus:g}" if region.gpus is not None else "")
 
 
 def _skew(what: str, date: str | None, before: datetime, after: datetime) -> Iterator[Finding]:

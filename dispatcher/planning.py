@@ -11,9 +11,9 @@ from typing import Protocol
 
 from dispatcher.errors import GridshiftError
 from policies import registry
-from policies.fit import why_no_place
+from policies.fit import fits, why_no_place
 from policies.policy import Policy
-from policies.serving_headroom import kept_free
+from policies.serving_headroom import kept_free, why_nowhere
 from policies.turns import WAITING
 from policies.world import Alternative, JobView, Placement, Plan, Settings, World
 
@@ -247,8 +247,16 @@ def _told(world: World, jobs: Sequence[JobView], unplaced: Mapping[str, str]) ->
     home, told = world.settings.default_region, dict(unplaced)
     for job in jobs if unplaced else ():
         if job.id in unplaced and job.state in WAITING:
-            told[job.id] = why_no_place(job.flex, world.regions, home) or unplaced[job.id]
+            told[job.id] = why_no_place(job.flex, world.regions, home) or _why_left(job, world, unplaced[job.id])
     return told
+
+
+def _why_left(job: JobView, world: World, why: str) -> str:
+    """Why a job that a region could take has no place; a policy that only says that there is none is asked no further."""
+    if why != NO_PLACE or not any(view.reserved for view in world.regions):
+        return why
+    named = [view for view in world.regions if view.reachable and (not job.flex.regions or view.name in job.flex.regions)]
+    return f"{NO_PLACE}: {why_nowhere(job.flex, (view for view in named if fits(job.flex, view)), world.now)}"
 
 
 def compiles(name: str) -> bool:

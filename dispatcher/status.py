@@ -10,8 +10,9 @@ from dispatcher.api.services import AlarmStatus, LoopStatus, RegionStatus
 from dispatcher.loops import Loop
 from dispatcher.regions import Region
 from dispatcher.store import Attempt
-from policies.fit import never_fits
+from policies.fit import always_kept, never_fits
 from policies.freezing import frozen_w
+from policies.sentences import kw
 from policies.turns import WAITING
 from policies.world import PLACED, Action, Alarm, JobState, JobView, Plan, RegionView, World
 
@@ -21,6 +22,8 @@ _NAMED = 5
 _MEANS = {"control": ", so nothing new is decided: no job starts and no new limit comes into force"}
 #: The key of the alarm of jobs that no region could ever run.
 TOO_LARGE = "jobs too large"
+#: How the key of the alarm begins of serving that always keeps more than a region has.
+FLOORS = "serving floors"
 
 
 def decided(actions: Sequence[Action], now: datetime) -> list[AlarmStatus]:
@@ -98,6 +101,23 @@ def too_large(world: World, now: datetime) -> list[AlarmStatus]:
     ids = sorted(found)
     others = f" ({len(ids)} such jobs: {_names(ids)})" if len(ids) > 1 else ""
     return [AlarmStatus(TOO_LARGE, None, f"job {ids[0]} {found[ids[0]]}{others}", now)]
+
+
+def floors_too_large(world: World, now: datetime) -> list[AlarmStatus]:
+    """An alarm for each region where serving always keeps more than there is: how many GPUs there are, its cluster tells."""
+    found = []
+    for view in world.regions:
+        (gpus, power_w), much = always_kept(view), []
+        if view.reachable and view.gpus is not None and gpus > view.gpus:
+            each = ", ".join(f"{one.whom} {one.gpus:g}" for one in view.floors if one.gpus)
+            much.append(f"floor_gpus ({each}) keep {gpus:g} GPUs and {view.name} has {view.gpus:g}")
+        if view.power_limit_w is not None and power_w > view.power_limit_w:
+            each = ", ".join(f"{one.whom} {kw(one.power_w)}" for one in view.floors if one.power_w)
+            much.append(f"floors ({each} at the meter) keep {kw(power_w)} and {view.name} may draw {kw(view.power_limit_w)}")
+        if much:
+            sentence = "what is always kept free for serving is more than there is, so that no batch job can start: "
+            found.append(AlarmStatus(f"{FLOORS} {view.name}", view.name, sentence + "; ".join(much), now))
+    return found
 
 
 def _never_fits(view: JobView, regions: Sequence[RegionView], home: str | None) -> str | None:

@@ -21,7 +21,20 @@ from dispatcher.store import Attempt, Job, Store
 from policies.freezing import idle_w
 from policies.registry import quota
 from policies.room import LEAD_S
-from policies.world import PLACED, Budget, CapPoint, DemandCharge, Guarded, JobView, Plan, RegionView, Reserved, Settings, World
+from policies.world import (
+    PLACED,
+    Budget,
+    CapPoint,
+    DemandCharge,
+    Floor,
+    Guarded,
+    JobView,
+    Plan,
+    RegionView,
+    Reserved,
+    Settings,
+    World,
+)
 
 #: Events that ended so long ago may still have load come back from them.
 MOST_BACK = timedelta(seconds=MAX_RECOVERY_S)
@@ -158,6 +171,11 @@ class WorldBuilder:
             unheard=self._unheard(region.name),
             reserved=self._reserved(region.name),
             guards=self._guards(region.name),
+            floors=tuple(
+                Floor(f"serving {one.name}", one.floor_gpus, always_w)
+                for one in config.serving
+                if (always_w := one.always_w(self._config.planning.default_gpu_power_w, config.pue)) > 0
+            ),
         )
 
     def _gates(self, regions: Sequence[RegionView], now: datetime) -> dict[str, float]:

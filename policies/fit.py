@@ -1,6 +1,7 @@
 """Whether a region could ever take a job, even with nothing else in it, and the sentence for one that none can. Pure.
 
-It knows nothing of what runs there, nor of limits that come and go: what is said here changes only when a region does.
+It knows nothing of what runs there, nor of limits that come and go: what is said here changes only when a region does. What
+serving always keeps is as good as not there.
 """
 
 from collections.abc import Iterable
@@ -22,14 +23,35 @@ def pool_for(flex: Flexibility, view: RegionView) -> GpuPool | None:
 
 def fits(flex: Flexibility, view: RegionView) -> bool:
     """Whether the region could take the job as it states itself, uncapped."""
-    power_fits = view.power_limit_w is None or flex.power_w * view.pue <= view.power_limit_w + SLACK
+    limit_w = _limit_w(view)
+    power_fits = limit_w is None or flex.power_w * view.pue <= limit_w + SLACK
     return _has_gpus(flex, view) and power_fits and (view.max_jobs is None or view.max_jobs > 0)
 
 
 def _has_gpus(flex: Flexibility, view: RegionView) -> bool:
-    if view.pools:
-        return pool_for(flex, view) is not None
-    return view.gpus is None or flex.gpus <= view.gpus + SLACK
+    left = _gpus_left(view)
+    if left is not None and flex.gpus > left + SLACK:
+        return False
+    return not view.pools or pool_for(flex, view) is not None
+
+
+def always_kept(view: RegionView) -> tuple[float, float]:
+    """GPUs and W (at the meter) that serving keeps in a region whatever its demand is."""
+    return sum(one.gpus for one in view.floors), sum(one.power_w for one in view.floors)
+
+
+def _gpus_left(view: RegionView) -> float | None:
+    """The GPUs of a region that serving does not always keep; None: not known."""
+    return None if view.gpus is None else max(0.0, view.gpus - always_kept(view)[0])
+
+
+def _limit_w(view: RegionView) -> float | None:
+    """What of a region's limit serving does not always keep, W at the meter; None without a limit."""
+    return None if view.power_limit_w is None else max(0.0, view.power_limit_w - always_kept(view)[1])
+
+
+def _for_whom(view: RegionView, *, power: bool = False) -> str:
+    return " and ".join(one.whom for one in view.floors if (one.power_w if power else one.gpus) > 0)
 
 
 def why_unfit(flex: Flexibility, named: Iterable[RegionView]) -> str:
@@ -46,10 +68,14 @@ def _clause(flex: Flexibility, view: RegionView) -> str:
         there = ", ".join(f"{pool.gpus:g} {pool.gpu_type}" for pool in view.pools)
         wanted = f" of {', '.join(flex.gpu_types)}" if flex.gpu_types else ""
         return f"{view.name} has {there} and it needs {flex.gpus:g}{wanted}"
+    kept_gpus, kept_w = always_kept(view)
     if not _has_gpus(flex, view):
-        return f"{view.name} has {view.gpus:g} GPUs and it needs {flex.gpus:g}"
-    if view.power_limit_w is not None and flex.power_w * view.pue > view.power_limit_w + SLACK:
-        return f"{view.name} may draw {view.power_limit_w:g} W and it needs {flex.power_w * view.pue:g} W there"
+        kept = f", of which {kept_gpus:g} are always kept free for {_for_whom(view)}," if kept_gpus else ""
+        return f"{view.name} has {view.gpus:g} GPUs{kept} and it needs {flex.gpus:g}"
+    limit_w = _limit_w(view)
+    if limit_w is not None and flex.power_w * view.pue > limit_w + SLACK:
+        kept = f", of which {kept_w:g} W are always kept free for {_for_whom(view, power=True)}," if kept_w else ""
+        return f"{view.name} may draw {view.power_limit_w:g} W{kept} and it needs {flex.power_w * view.pue:g} W there"
     return f"{view.name} takes no jobs"
 
 
@@ -82,26 +108,35 @@ def never_fits(flex: Flexibility, views: Iterable[RegionView], home: str | None)
     types = f" of {' or '.join(flex.gpu_types)}" if flex.gpu_types and any(view.pools for view in named) else ""
     where = f"its region, {largest.name}," if len(named) == 1 else f"the largest of its {len(named)} regions, {largest.name},"
     right = f"ask for at most {most:g}" if most > 0 else "ask for none"
-    return f"{NEVER}it needs {flex.gpus:g} GPUs{types} and {where} has {most:g}; {right}, or add GPUs there"
+    kept = always_kept(largest)[0]
+    if kept:
+        of = f" left: {kept:g} of its {largest.gpus or 0.0:g} are always kept free for {_for_whom(largest)}"
+        right = f"{right}, lower floor_gpus of what is served there"
+    else:
+        of = ""
+    return f"{NEVER}it needs {flex.gpus:g} GPUs{types} and {where} has {most:g}{of}; {right}, or add GPUs there"
 
 
 def _most_gpus(flex: Flexibility, view: RegionView) -> float:
     """The most GPUs that a region has for one job of those types."""
-    if view.pools:
-        return max((pool.gpus for pool in view.pools if not flex.gpu_types or pool.gpu_type in flex.gpu_types), default=0.0)
-    return view.gpus or 0.0
+    left = _gpus_left(view)
+    if not view.pools:
+        return left or 0.0
+    most = max((pool.gpus for pool in view.pools if not flex.gpu_types or pool.gpu_type in flex.gpu_types), default=0.0)
+    return most if left is None else min(most, left)
 
 
 def _is_too_small(flex: Flexibility, view: RegionView) -> bool:
     """Whether a region could not even take the job on the GPUs and under the cap that draw least."""
     if not _has_gpus(flex, view) or view.max_jobs == 0:
         return True
-    if view.power_limit_w is None or view.unheard:
+    limit_w = _limit_w(view)
+    if limit_w is None or view.unheard:
         return False
     least = min((pool.draw for pool in view.pools), default=1.0)
     if flex.may_be_slowed:
         least *= min((point.draw for point in view.caps), default=1.0)
-    return flex.power_w * min(1.0, least) * view.pue > view.power_limit_w + SLACK
+    return flex.power_w * min(1.0, least) * view.pue > limit_w + SLACK
 
 
 def _may_use(flex: Flexibility, view: RegionView, home: str | None) -> bool:

@@ -31,6 +31,7 @@ from policies.placing import (
     price_waits,
 )
 from policies.sentences import FINEST, amount, hhmm, kw
+from policies.serving_headroom import why_kept, why_nowhere
 from policies.site_price import SitePrices
 from policies.world import PLACED, SLACK, Alternative, JobState, JobView, NewPeak, Pausable, Placement, Plan, World
 
@@ -67,7 +68,7 @@ def plan(world: World) -> Plan:
     for task in tasks:
         option = best.get(task.job.id)
         if option is None:
-            unplaced[task.job.id] = f"no region can take it: {task.nowhere}"
+            unplaced[task.job.id] = f"no region can take it: {why_nowhere(task.job.flex, task.regions, world.now)}"
         else:
             note = verdict.notes.get(task.job.id, "") if verdict is not None else ""
             placements[task.job.id] = _placement(task, option, world, grid, lanes, prices, note)
@@ -167,7 +168,7 @@ def fill_in(world: World, jobs: Sequence[JobView], beside: Mapping[str, Placemen
     for task in tasks:
         option = best.get(task.job.id)
         if option is None:
-            unplaced[task.job.id] = f"no region can take it: {task.nowhere}"
+            unplaced[task.job.id] = f"no region can take it: {why_nowhere(task.job.flex, task.regions, world.now)}"
         else:
             placements[task.job.id] = _placement(task, option, world, grid, lanes, prices)
     return FilledIn(placements, unplaced, _objective(best, tasks, world), _bound(best, tasks, grid, base))
@@ -508,7 +509,10 @@ def _sentence(task: Task, option: Option, grid: Grid, prices: SitePrices, at_onc
     if option.note:
         return f"{option.note}: {option.region} from {hhmm(start)}{deadline}"
     if option.late_s > 0 and job.flex.deadline_at is not None:
-        return f"cannot end by its deadline any more: earliest in {option.region} from {hhmm(start)}{deadline}"
+        view = next(view for view in task.regions if view.name == option.region)
+        kept = why_kept(job.flex, view, grid.moment(0.0), before=start)
+        because = f"; {kept}" if kept is not None else ""
+        return f"cannot end by its deadline any more: earliest in {option.region} from {hhmm(start)}{deadline}{because}"
     if not option.known:
         return f"price unknown, so waiting gains nothing it could know of: {option.region} from {hhmm(start)}{deadline}"
     if immediate and len(option.intervals) == 1:

@@ -87,7 +87,7 @@ class Task:
 
     ``rules`` has the slots a region's ceilings and shift rules forbid (None: none), ``entry`` what beginning there costs,
     ``alone`` its floor, cheapest window's cost and start were there no other job. ``wait_rate`` is what each second of waiting
-    must save. ``urgency`` orders tasks, ``nowhere`` says why no region is left.
+    must save. ``urgency`` orders tasks.
     """
 
     job: JobView
@@ -98,7 +98,6 @@ class Task:
     running_in: str | None
     planned: tuple[str, float] | None
     regions: tuple[RegionView, ...]
-    nowhere: str
     rules: dict[str, Bools | None] = field(default_factory=dict)
     entry: dict[str, Entry] = field(default_factory=dict)
     alone: dict[str, tuple[float, float, float]] = field(default_factory=dict)
@@ -170,7 +169,6 @@ def make_tasks(world: World) -> tuple[list[Task], dict[str, str]]:
                 running_in=job.region if movable and any(view.name == job.region for view in usable) else None,
                 planned=planned,
                 regions=usable,
-                nowhere="every slot is taken",
             )
         )
     return tasks, unplaced

@@ -5,19 +5,22 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from itertools import groupby
+from itertools import groupby, pairwise
 from zoneinfo import ZoneInfo
 
-from policies.sentences import kw
-from policies.world import KeptFree, RegionView, Reserved, World
+from policies.sentences import hhmm, kw
+from policies.world import SLACK, Flexibility, KeptFree, RegionView, Reserved, World
 
-WEEK, BIN_S = timedelta(days=7), 900
+WEEK, DAY, BIN_S = timedelta(days=7), timedelta(days=1), 900
 #: Weeks that count, and how much less each counts than the one after it.
 WEEKS, FADE = 4, 0.7
 #: What was needed in the last minutes is kept for as many more, whatever was expected: bursts last.
 RECENT = timedelta(minutes=5)
 #: Metrics that were not read for so long tell nothing of the present, nor of as long a time ahead.
 SILENT = timedelta(minutes=15)
+
+#: Of so many regions it is said what serving keeps of them.
+_NAMED = 3
 
 Slots = Sequence[tuple[datetime, datetime]]
 
@@ -164,8 +167,9 @@ def headroom(
         power_w = max(declared.floor_w, gpus * declared.watts_per_gpu)
         if gpus > 0 or power_w > 0:
             demand = max((one[4] for one in alike), default=0.0)
-            reason = f"kept free for serving {declared.name} ({alike[0][3].format(gpus=demand)})"
-            out.append(Reserved(alike[0][0], alike[-1][1], gpus, power_w, reason))
+            whom = f"serving {declared.name}"
+            reason = f"kept free for {whom} ({alike[0][3].format(gpus=demand)})"
+            out.append(Reserved(alike[0][0], alike[-1][1], gpus, power_w, reason, whom))
     return tuple(out)
 
 
@@ -191,20 +195,88 @@ def _kept(declared: Declared, demand: float | None, recent: Recent | None) -> tu
 def kept_free(world: World, until: datetime) -> tuple[KeptFree, ...]:
     """What a plan leaves free before ``until`` and why, by region and start."""
     return tuple(
-        KeptFree(view.name, one.start, one.end, one.gpus, one.power_w, sentence_of(view, one))
+        KeptFree(view.name, one.start, one.end, one.gpus, one.power_w, sentence_of(view, one, world.now, until))
         for view in world.regions
         for one in sorted(view.reserved, key=lambda one: one.start)
         if one.start < until and one.end > world.now
     )
 
 
-def sentence_of(view: RegionView, one: Reserved) -> str:
-    """What is kept free when, and why, in UTC; power only where it is limited, or all that is kept."""
+def sentence_of(view: RegionView, one: Reserved, now: datetime | None = None, until: datetime | None = None) -> str:
+    """What is kept free when, and why, in UTC; power only where it is limited, or all that is kept. Looked at
+    ``now`` (None: when it begins) as far as ``until`` (None: to its end)."""
     what = []
     if one.gpus > 0:
         of = "" if view.gpus is None else f" of {view.gpus:g}"
         what.append(f"{one.gpus:g}{of} GPU{'' if one.gpus == 1 and not of else 's'}")
     if one.power_w > 0 and (view.power_limit_w is not None or not what):
         what.append(kw(one.power_w))
-    same_day = one.start.date() == one.end.date()
-    return f"{one.start:%a %H:%M}-{one.end:{'%H:%M' if same_day else '%a %H:%M'}}: {' and '.join(what)} {one.reason}"
+    return f"{_span(one, now or one.start, until)}: {' and '.join(what)} {one.reason}"
+
+
+def _span(one: Reserved, now: datetime, until: datetime | None) -> str:
+    """When something is kept. A day of the week is enough where it cannot be taken for that of another week."""
+    start = f"{one.start:%a %H:%M}" if one.start - now < WEEK - DAY else hhmm(one.start).removesuffix("Z")
+    if until is not None and one.end >= until:
+        return f"{start}Z on"
+    if one.end - one.start > DAY or one.start - now >= WEEK - DAY:
+        return f"{start}Z until {hhmm(one.end)}"
+    return f"{start}-{one.end:{'%H:%M' if one.start.date() == one.end.date() else '%a %H:%M'}}"
+
+
+def why_kept(flex: Flexibility, view: RegionView, now: datetime, before: datetime | None = None) -> str | None:
+    """What is kept of a region for serving, where a job has no place beside it even if nothing else ran there: the first
+    stretch of such time from ``now`` on that begins ``before`` (None: ever), as a clause. Gaps too short for the job are part
+    of it. None where there is no such time."""
+    ahead = [one for one in view.reserved if one.end > now]
+    most: dict[str, list[Reserved]] = defaultdict(list)
+    for one in ahead:
+        most[one.whom].append(one)
+    highest = [Reserved(now, now, max(o.gpus for o in some), max(o.power_w for o in some)) for some in most.values()]
+    if not _is_blocked(flex, view, highest):
+        return None  # for most jobs nothing more has to be looked at
+    edges = sorted({max(one.start, now) for one in ahead} | {one.end for one in ahead})
+    found: list[tuple[datetime, datetime, list[Reserved]]] = []
+    for start, end in pairwise(edges):
+        here = [one for one in ahead if one.start < end and one.end > start]
+        if not _is_blocked(flex, view, here):
+            continue
+        if found and (start - found[-1][1]).total_seconds() >= flex.runtime_s:
+            break
+        found.append((start, end, here))
+    if not found or (before is not None and found[0][0] >= before):
+        return None
+    whom = " and ".join(dict.fromkeys(one.whom for *_, here in found for one in here))
+    by_gpus = view.gpus is not None and any(_needs_gpus(flex, view, here) for *_, here in found)
+    sums = [sum(one.gpus if by_gpus else one.power_w for one in here) for *_, here in found]
+    more = " or more" if max(sums) > min(sums) else ""
+    what = f"{min(sums):g}{more} of {view.gpus:g} GPUs" if by_gpus else f"{kw(min(sums))}{more} of {kw(view.power_limit_w)}"
+    (start, *_), (_, end, _) = found[0], found[-1]
+    begins = f" from {hhmm(start)}" if start > now else ""
+    ends = " as far as plans look ahead" if end == edges[-1] else f" until {hhmm(end)}"
+    return f"{what} in {view.name} are kept free for {whom}{begins}{ends}"
+
+
+def why_nowhere(flex: Flexibility, views: Iterable[RegionView], now: datetime) -> str:
+    """Why no region is left for a job that one of them could take."""
+    views = list(views)
+    clauses = [clause for view in views if (clause := why_kept(flex, view, now)) is not None]
+    if clauses:
+        return "; ".join(clauses[:_NAMED]) + (f"; and {len(clauses) - _NAMED} more" if len(clauses) > _NAMED else "")
+    whom = " and ".join(dict.fromkeys(one.whom for view in views for one in view.reserved))
+    return f"every slot is taken beside what is kept free for {whom}" if whom else "every slot is taken"
+
+
+def _needs_gpus(flex: Flexibility, view: RegionView, here: Sequence[Reserved]) -> bool:
+    kept = sum(one.gpus for one in here)
+    return view.gpus is not None and flex.gpus > 0 and flex.gpus > view.gpus - kept + SLACK
+
+
+def _is_blocked(flex: Flexibility, view: RegionView, here: Sequence[Reserved]) -> bool:
+    """Whether a job has no room beside what is kept."""
+    if not here:
+        return False
+    if _needs_gpus(flex, view, here):
+        return True
+    kept_w = sum(one.power_w for one in here)
+    return view.power_limit_w is not None and flex.power_w * view.pue > view.power_limit_w - kept_w + SLACK

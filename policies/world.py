@@ -167,13 +167,23 @@ class GpuPool:
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """GPUs and W (at the meter) that batch leaves alone over ``[start, end)``: headroom for interactive serving."""
+    """GPUs and W (at the meter) that batch leaves alone over ``[start, end)``: headroom for ``whom``, interactive serving."""
 
     start: datetime
     end: datetime
     gpus: float
     power_w: float
     reason: str = "kept for serving"
+    whom: str = "serving"
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """GPUs and W (at the meter) that batch leaves to ``whom``, interactive serving, whatever its demand is, without an end."""
+
+    whom: str
+    gpus: float
+    power_w: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +225,8 @@ class RegionView:
     ``currency``/MWh, ``carbon`` in gCO2e/kWh; each is None when the region has no such signal. ``fx`` converts one unit of
     ``currency`` into the planning currency. ``bypass_w`` is draw that does not come from gridshift's jobs. ``demand`` has the
     months of a demand charge, empty when the site has none. ``pools`` divide ``gpus`` by type (empty: all are alike), ``caps``
-    are the power caps that can be set there besides none at all, ``reserved`` is what batch leaves to serving. ``unheard`` is
+    are the power caps that can be set there besides none at all, ``reserved`` is what batch leaves to serving, and ``floors``
+    what of that never ends. ``unheard`` is
     True for some seconds after a start, until the agents there have told what they hold: caps of limits stand there meanwhile.
     ``branches`` are all that are known while one of them has a limit, now or soon; else there are none. ``guards`` are of the
     interactive serving there that batch has to step aside for.
@@ -241,6 +252,7 @@ class RegionView:
     unheard: bool = False
     branches: tuple[BranchView, ...] = ()
     guards: tuple[Guarded, ...] = ()
+    floors: tuple[Floor, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

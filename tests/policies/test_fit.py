@@ -6,10 +6,11 @@ import pytest
 
 from policies.decide import decide
 from policies.fit import NEVER, never_fits, why_no_place
-from policies.world import CapPoint, GpuPool, Hold, Launch, RegionView
+from policies.world import CapPoint, Floor, GpuPool, Hold, Launch, RegionView
 from tests.policies.worlds import flex, job, region, world
 
 FLAT: list[float | None] = [10.0] * 96
+CHAT, BOT = Floor("serving chat", 2.0, 1400.0), Floor("serving bot", 1.0, 0.0)
 H100, A100 = GpuPool("H100", 4.0), GpuPool("A100", 16.0)
 
 
@@ -42,6 +43,24 @@ def one(name: str = "a", **more: Any) -> RegionView:
             [one(power_limit_w=4000.0, pue=1.2)],
             "a may draw 4000 W and it needs 6000 W there; ask for less, or raise what they may take",
         ),
+        (
+            {"gpus": 4.0},
+            [one(gpus=4.0, floors=(CHAT, BOT))],
+            "it needs 4 GPUs and its region, a, has 1 left: 3 of its 4 are always kept free for serving chat and serving bot; "
+            "ask for at most 1, lower floor_gpus of what is served there, or add GPUs there",
+        ),
+        (
+            {"gpus": 4.0, "gpu_types": {"H100": 1.0}},
+            [one(gpus=5.0, pools=(H100, GpuPool("A100", 1.0)), floors=(CHAT,))],
+            "it needs 4 GPUs of H100 and its region, a, has 3 left: 2 of its 5 are always kept free for serving chat; "
+            "ask for at most 3, lower floor_gpus of what is served there, or add GPUs there",
+        ),
+        (
+            {"power_w": 3000.0},
+            [one(power_limit_w=4000.0, floors=(CHAT,))],
+            "a may draw 4000 W, of which 1400 W are always kept free for serving chat, and it needs 3000 W there; "
+            "ask for less, or raise what they may take",
+        ),
         ({}, [one(max_jobs=0)], "a takes no jobs; ask for less, or raise what they may take"),
     ],
 )
@@ -53,6 +72,9 @@ def test_what_no_region_could_ever_run(wishes: dict[str, Any], views: list[Regio
     ("wishes", "views"),
     [
         ({"gpus": 8.0}, [one()]),
+        ({"gpus": 2.0, "power_w": 2600.0}, [one(gpus=4.0, power_limit_w=4000.0, floors=(CHAT,))]),  # it fits beside
+        ({"gpus": 0.0}, [one(gpus=1.0, floors=(CHAT,))]),
+        ({"gpus": 9.0}, [one(gpus=None, floors=(CHAT,))]),
         ({"gpus": 9.0}, [one(gpus=None)]),  # nobody knows how many it has
         ({"gpus": 9.0}, [one(), one("b", reachable=False)]),  # nor how many that has by now
         ({"gpus": 9.0}, [one(), one("b", gpus=9.0)]),
@@ -65,6 +87,12 @@ def test_what_no_region_could_ever_run(wishes: dict[str, Any], views: list[Regio
 )
 def test_what_may_run_yet_is_not_said_to_never_run(wishes: dict[str, Any], views: list[RegionView]) -> None:
     assert never_fits(flex(**wishes), views, "a") is None
+
+
+def test_a_region_that_is_full_of_serving_is_told_beside_others() -> None:
+    views = [one("a", gpus=4.0, floors=(CHAT,)), one("b", reachable=False)]
+    said = "waits: b does not answer; a has 4 GPUs, of which 2 are always kept free for serving chat, and it needs 3"
+    assert why_no_place(flex(gpus=3.0), views, "a") == said
 
 
 def test_why_there_is_no_place_while_a_region_is_silent() -> None:

@@ -11,12 +11,24 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from policies import one_by_one
 from policies.planner import plan
-from policies.serving_headroom import Declared, Recent, Seen, demand_quantile, headroom, kept_free, near, sentence_of
+from policies.serving_headroom import (
+    Declared,
+    Recent,
+    Seen,
+    demand_quantile,
+    headroom,
+    kept_free,
+    near,
+    sentence_of,
+    why_kept,
+    why_nowhere,
+)
 from policies.world import RegionView, Reserved
 from tests.helpers import data_dir
 from tests.policies.worlds import NOW as DAWN
-from tests.policies.worlds import job, region, world
+from tests.policies.worlds import flex, job, region, world
 
 NOW = datetime(2026, 3, 31, tzinfo=UTC)  # a Tuesday
 QUARTER, MINUTE, DAY = timedelta(minutes=15), timedelta(minutes=1), timedelta(days=1)
@@ -188,6 +200,87 @@ def test_floors_in_gpus_and_watts_without_demand() -> None:
     assert (watts.gpus, watts.power_w) == (0, 3000.0)
     assert sentence_of(region("a", None), watts) == "Tue 00:00-00:45: 3,000 W kept free for serving chat (its floor)"
     assert headroom(replace(fixed, floor_gpus=0, most_gpus=0, floor_w=0.0), SLOTS[:3], [None] * 3, None, 0) == ()
+
+
+def test_a_time_that_passes_a_day_is_told_with_its_date() -> None:
+    site, hour = region("a", None), timedelta(hours=1)
+
+    def told(begins: timedelta, ends: timedelta, until: timedelta) -> str:
+        kept = Reserved(NOW + begins, NOW + ends, 3, 0.0)
+        return sentence_of(site, kept, NOW, NOW + until).split(": ")[0]
+
+    assert told(hour, DAY, 2 * DAY) == "Tue 01:00-Wed 00:00"
+    assert told(hour, 9 * DAY, 14 * DAY) == "Tue 01:00Z until 2026-04-09 00:00Z"
+    assert told(hour, 14 * DAY, 14 * DAY) == "Tue 01:00Z on" == told(hour, 14 * DAY, 2 * DAY)
+    assert told(8 * DAY, 8 * DAY + hour, 14 * DAY) == "2026-04-08 00:00Z until 2026-04-08 01:00Z"
+    picture = world([], [region("a", None, reserved=(Reserved(DAWN, DAWN + 14 * DAY, 3, 0.0, "kept free for serving chat"),))])
+    (one,) = kept_free(picture, DAWN + 2 * DAY)
+    assert one.sentence == "Tue 06:00Z on: 3 of 8 GPUs kept free for serving chat"
+
+
+def hours(*gpus: float, whom: str = "serving chat", watts: float = 0.0) -> tuple[Reserved, ...]:
+    at = [DAWN + timedelta(hours=n) for n in range(len(gpus) + 1)]
+    return tuple(Reserved(at[n], at[n + 1], one, one * watts, whom=whom) for n, one in enumerate(gpus))
+
+
+@pytest.mark.parametrize(
+    ("kept", "more", "said"),
+    [
+        (hours(3, 3), {}, "3 of 4 GPUs in a are kept free for serving chat as far as plans look ahead"),
+        (hours(3, 1, 0), {}, "3 of 4 GPUs in a are kept free for serving chat until 2026-02-03 07:00Z"),
+        (
+            hours(0, 3, 4, 0),
+            {},
+            "3 or more of 4 GPUs in a are kept free for serving chat from 2026-02-03 07:00Z until 2026-02-03 09:00Z",
+        ),
+        # an hour between is too short for it, two are not
+        (
+            hours(3, 0, 3, 0, 0),
+            {"runtime_s": 5400.0},
+            "3 of 4 GPUs in a are kept free for serving chat until 2026-02-03 09:00Z",
+        ),
+        (
+            hours(3, 0, 0, 3, 0),
+            {"runtime_s": 5400.0},
+            "3 of 4 GPUs in a are kept free for serving chat until 2026-02-03 07:00Z",
+        ),
+        (
+            hours(2, 0) + hours(1, 0, whom="serving bot"),
+            {},
+            "3 of 4 GPUs in a are kept free for serving chat and serving bot until 2026-02-03 07:00Z",
+        ),
+        (
+            hours(1, 0, watts=1500.0),
+            {"power_w": 1000.0},
+            "1,500 W of 2,000 W in a are kept free for serving chat until 2026-02-03 07:00Z",
+        ),
+        (hours(2, 2), {}, None),
+        ((), {}, None),
+    ],
+)
+def test_what_is_kept_is_told_where_a_job_has_no_room_beside_it(
+    kept: tuple[Reserved, ...], more: dict[str, float], said: str | None
+) -> None:
+    view = region("a", None, gpus=4.0, reserved=kept, power_limit_w=2000.0)
+    wishes = flex(**{"gpus": 2.0, "power_w": 0.0, **more})
+    assert why_kept(wishes, view, DAWN) == said
+    other = "every slot is taken beside what is kept free for serving chat" if kept else "every slot is taken"
+    assert why_nowhere(wishes, [view], DAWN) == (said or other)
+
+
+def test_no_place_and_a_late_one_because_of_serving_say_so() -> None:
+    kept = tuple(replace(one, end=one.end + 30 * DAY) for one in hours(3))
+    never = job("never", gpus=4.0, deadline_at=DAWN + timedelta(hours=3))
+    told = "3 of 4 GPUs in a are kept free for serving chat"
+    for make in (plan, one_by_one.plan):
+        made = make(world([never], [region("a", [50.0] * 96, gpus=4.0, reserved=kept)]))
+        assert made.unplaced == {"never": f"no region can take it: {told} as far as plans look ahead"}
+        made = make(world([never], [region("a", [50.0] * 96, gpus=4.0, reserved=hours(3, 3, 3, 0))]))
+        late = made.placements["never"]
+        assert late.late_s > 0 and late.intervals[0][0] == DAWN + timedelta(hours=3)
+        assert "cannot end by its deadline any more" in late.reason and late.reason.endswith(
+            f"; {told} until 2026-02-03 09:00Z"
+        )
 
 
 # --- plans ------------------------------------------------------------------------------------------------------------

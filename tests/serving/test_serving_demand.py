@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from dispatcher import doctor
 from dispatcher.clusters.simulated import Workload
 from dispatcher.config import Config
 from dispatcher.doctor import check_serving
@@ -18,12 +19,13 @@ from dispatcher.serving.demand import DemandBook
 from dispatcher.serving.metrics import RATE_S, MetricsReader
 from dispatcher.serving.watch import ServingWatch
 from dispatcher.simulation import Simulation
+from dispatcher.status import floors_too_large
 from dispatcher.store import Job, Request
 from dispatcher.store.engine import database, make_engine
 from dispatcher.store.migrate import upgrade
 from policies import registry
 from policies.flexibility import parse_flexibility
-from policies.world import PLACED, JobState, Reserved
+from policies.world import PLACED, Floor, JobState, RegionView, Reserved, World
 from signals.memory_store import MemorySignalStore
 from signals.points import Kind
 from signals.store import SignalStore
@@ -390,6 +392,40 @@ def test_batch_is_planned_into_the_trough_that_a_real_server_shows(page: Page) -
     (view,) = site.sim.control.snapshot().world.regions
     now = next(one for one in view.reserved if one.start <= site.sim.clock.now() < one.end)
     assert now.gpus == 4 and "could not be read since 20:" in now.reason
+
+
+def test_a_job_that_serving_leaves_no_room_for_says_so_from_the_first(page: Page) -> None:
+    site = Site(page, MemorySignalStore(), START, max_gpus=3)
+    site.submit("whole", 4.0, 3600.0, deadline="20h", runtime="1h")
+    site.run(START + 30 * MINUTE)
+    assert site.job("whole").reason == (
+        "no region can take it: 3 of 4 GPUs in a are kept free for serving chat as far as plans look ahead"
+    )
+    floor = Site(page, MemorySignalStore(), START, floor_gpus=2, gpu_power_w=700)
+    floor.submit("whole", 4.0, 3600.0, deadline="20h", runtime="1h")
+    floor.run(START + 5 * MINUTE)
+    (view,) = floor.sim.control.snapshot().world.regions
+    assert view.floors == (Floor("serving chat", 2, 2 * 700 * 1.5),)
+    assert floor.job("whole").reason == (
+        "can never start as things are: it needs 4 GPUs and its region, a, has 2 left: 2 of its 4 are always kept free for "
+        "serving chat; ask for at most 2, lower floor_gpus of what is served there, or add GPUs there"
+    )
+
+
+def test_floors_above_what_the_cluster_turns_out_to_have_are_an_alarm() -> None:
+    floors = (Floor("serving chat", 3, 2100.0), Floor("serving bot", 3, 0.0))
+    one = RegionView("a", True, 4.0, None, 2000.0, None, None, floors=floors)
+    (alarm,) = floors_too_large(World(START, (), (one,)), START)
+    assert (alarm.key, alarm.region) == ("serving floors a", "a")
+    assert alarm.sentence == (
+        "what is always kept free for serving is more than there is, so that no batch job can start: floor_gpus (serving "
+        "chat 3, serving bot 3) keep 6 GPUs and a has 4; floors (serving chat 2,100 W at the meter) keep 2,100 W and a "
+        "may draw 2,000 W"
+    )
+    (told,) = doctor._alarms(200, {"alarms": [{"key": alarm.key, "sentence": alarm.sentence}]})
+    assert told.level == "warn" and told.remedy.startswith("lower floor_gpus or floor_w")
+    for fine in (replace(one, gpus=6.0, power_limit_w=2100.0), replace(one, gpus=None, power_limit_w=None)):
+        assert floors_too_large(World(START, (), (fine,)), START) == []
 
 
 @pytest.mark.parametrize("policy", registry.names())
