@@ -462,6 +462,7 @@ def run(config: Config, *, on_ready: Callable[[], None] = lambda: None) -> int:
         control.loops.append(Loop("agents", 1.0, hub.sweep))
         control.alarm_sources.append(hub.alarms)
         control.alarm_sources.append(caps.alarms)
+        control.alarm_sources.append(energy.alarms)
         agent_token = agent_tokens(secret)
         deployers = make_deployers(config, store, packages, control, agent_token)
         control.loops += [Loop(f"agents of {name}", LOOK_S, one.deploy) for name, one in deployers.items()]

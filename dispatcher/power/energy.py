@@ -7,7 +7,8 @@ in: an interval without a row is a gap. It shares the store's database and knows
 import logging
 import math
 import threading
-from collections import defaultdict
+import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -51,6 +52,10 @@ ROLL_UP_AFTER = timedelta(hours=49)
 LONGEST_S = 49 * HOUR_S
 #: How far ahead of our clock a row may end.
 AHEAD_S = 300.0
+#: Rows that came too late are told of for so long after the last of them, s.
+TELL_LATE_S = 86_400.0
+#: Nodes named in one alarm.
+_NODES_NAMED = 5
 #: GPUs asked for in one statement.
 _GPUS_TOGETHER = 50
 _ROLLED, _MINUTES_FROM = "energy.rolled_until_s", "energy.minutes_from_s"
@@ -78,6 +83,15 @@ class Taken:
     refused: tuple[str, ...] = ()
     early: int = 0
     ahead_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Late:
+    """Rows of a region that came too late: how many of each node, since when, and when the last came (monotonic, s)."""
+
+    since: datetime
+    mono: float
+    of_node: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,14 +136,15 @@ class EnergyBook:
     """See the module. ``engine`` is that of an upgraded database. All methods may be called from any thread; reads raise
     StoreUnavailable. Rows that wait to be written share a commit."""
 
-    def __init__(self, engine: Engine, keep: Keep | None = None) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, keep: Keep | None = None, mono: Callable[[], float] = time.monotonic) -> None:
+        self._engine, self._mono = engine, mono
         self._keep = keep or Keep()
         self._writer = engine.execution_options(write=True)
         self._insert = _insert_once(engine.dialect)
         self._line = ThreadPoolExecutor(1, thread_name_prefix="energy-writer")
         self._lock = threading.Lock()
-        self._waiting: list[tuple[list[EnergyRow], Taken, Future[Taken]]] = []
+        self._waiting: list[tuple[list[EnergyRow], Taken, datetime, Future[Taken]]] = []
+        self._late: dict[str, _Late] = {}
         self._touched: set[str] = set()
         self._said: str | None = None
 
@@ -165,7 +180,7 @@ class EnergyBook:
         future: Future[Taken] = Future()
         future.set_running_or_notify_cancel()
         with self._lock:
-            self._waiting.append((good, Taken(0, 0, tuple(refused), early, ahead_s), future))
+            self._waiting.append((good, Taken(0, 0, tuple(refused), early, ahead_s), now, future))
         try:
             self._line.submit(self._write_waiting)
         except RuntimeError:
@@ -177,37 +192,64 @@ class EnergyBook:
             batch, self._waiting = self._waiting, []
         if not batch:
             return
+        at = max(now for _, _, now, _ in batch)
         try:
-            outcomes = self._write([rows for rows, _, _ in batch])
+            outcomes = self._write([rows for rows, _, _, _ in batch], at)
         except Exception as error:  # noqa: BLE001  (whoever waits must hear of it, whatever it is)
             failure = StoreUnavailable(f"rows of energy were not stored: {_cause(error)}")
-            for _, _, future in batch:
+            for _, _, _, future in batch:
                 future.set_exception(failure)
             return
-        for (_, taken, future), (new, known, too_old) in zip(batch, outcomes, strict=True):
+        for (_, taken, _, future), (new, known, late) in zip(batch, outcomes, strict=True):
+            too_old = tuple(f"{_name(row)}: its hour was summed up before it came" for row in late)
             if too_old:
                 log.warning("%d rows of energy came too late and are lost; the first: %s", len(too_old), too_old[0])
+                self._note_late(late, at)
             future.set_result(replace(taken, new=new, known=known, refused=(*taken.refused, *too_old)))
 
-    def _write(self, batches: Sequence[Sequence[EnergyRow]]) -> list[tuple[int, int, tuple[str, ...]]]:
-        outcomes: list[tuple[int, int, tuple[str, ...]]] = []
+    def _write(self, batches: Sequence[Sequence[EnergyRow]], now: datetime) -> list[tuple[int, int, list[EnergyRow]]]:
+        outcomes: list[tuple[int, int, list[EnergyRow]]] = []
         touched: set[str] = set()
         with self._writer.begin() as connection:
-            rolled_s = _mark(connection, _ROLLED)
+            rolled_s = _put_back(connection, _hour_s(now - ROLL_UP_AFTER))
             for rows in batches:
                 fresh = [row for row in rows if row.start_s >= rolled_s]
-                too_old = tuple(
-                    f"{_name(row)}: its hour was summed up before it came" for row in rows if row.start_s < rolled_s
-                )
                 told = _told(connection, {row.minute for row in fresh})
                 made, new = [row for row in fresh if row.minute not in told], 0
                 if made:
                     new = connection.exec_driver_sql(self._insert, [_read_row(row) for row in made]).rowcount
                 touched.update(row.job_id for row in fresh if row.job_id)
-                outcomes.append((new, len(fresh) - new, too_old))
+                outcomes.append((new, len(fresh) - new, [row for row in rows if row.start_s < rolled_s]))
         with self._lock:
             self._touched |= touched
         return outcomes
+
+    def _note_late(self, rows: Sequence[EnergyRow], at: datetime) -> None:
+        mono = self._mono()
+        with self._lock:
+            for row in rows:
+                late = self._late.get(row.region)
+                if late is None or mono - late.mono > TELL_LATE_S:
+                    late = self._late[row.region] = _Late(at, mono)
+                late.mono = mono
+                late.of_node[row.node_id] += 1
+
+    def alarms(self, _: datetime | None = None) -> list[tuple[str, str | None, str]]:
+        """(key, region, sentence) of rows that came too late to be taken, for a day after the last of them."""
+        found: list[tuple[str, str | None, str]] = []
+        with self._lock:
+            for region, late in sorted(self._late.items()):
+                if self._mono() - late.mono > TELL_LATE_S:
+                    continue
+                names = [node for node, _ in late.of_node.most_common(_NODES_NAMED)]
+                more = len(late.of_node) - len(names)
+                nodes = ", ".join(names) + (f" and {more} more" if more else "")
+                sentence = (
+                    f"{late.of_node.total():,} rows of energy in {region} came too late since {late.since:%Y-%m-%d %H:%M} UTC "
+                    f"and are lost, from {nodes}: their hours were summed up before; is the clock right there and here?"
+                )
+                found.append((f"late energy {region}", region, sentence))
+        return found
 
     def touched(self) -> set[str]:
         """Ids of jobs that rows came for since the control plane started, and that were not ``settled`` since."""
@@ -319,6 +361,8 @@ class EnergyBook:
         """Sum minutes that are complete into hours, and drop what is older than it is kept; run again it does nothing more."""
         with _guarded():
             minutes_kept = max(timedelta(days=self._keep.minutes_days), ROLL_UP_AFTER)
+            with self._writer.begin() as connection:
+                _put_back(connection, _hour_s(now - ROLL_UP_AFTER))
             self._roll_up(_hour_s(now - ROLL_UP_AFTER))
             self._prune_minutes(_hour_s(now - minutes_kept))
             self._prune(ENERGY_HOUR, _hour_s(now - timedelta(days=self._keep.hours_days)))
@@ -327,15 +371,13 @@ class EnergyBook:
         while True:
             with self._writer.begin() as connection:
                 done_s = _mark(connection, _ROLLED)
-                if done_s >= until_s:
-                    return
                 oldest = connection.execute(_first_minute(done_s)).scalar_one_or_none()
-                start_s = until_s if oldest is None else min(until_s, oldest // HOUR_S * HOUR_S)
-                end_s = min(until_s, start_s + HOUR_S)
-                if start_s < end_s:
-                    made = _hours(start_s, end_s)
-                    connection.execute(insert(ENERGY_HOUR).from_select(_COLUMNS, made))
-                _set_mark(connection, _ROLLED, end_s)
+                # Hours without rows are not marked as summed: by a clock that is wrong they may be yet to come.
+                if oldest is None or oldest >= until_s:
+                    return
+                start_s = oldest // HOUR_S * HOUR_S
+                connection.execute(insert(ENERGY_HOUR).from_select(_COLUMNS, _hours(start_s, start_s + HOUR_S)))
+                _set_mark(connection, _ROLLED, start_s + HOUR_S)
 
     def _prune_minutes(self, before_s: int) -> None:
         with self._writer.begin() as connection:
@@ -452,6 +494,31 @@ def _mark(connection: Connection, key: str) -> int:
     """A moment up to which something was done, seconds since 1970; 0 when nothing was."""
     held = connection.execute(select(SETTING.c.value).where(SETTING.c.key == key)).scalar_one_or_none()
     return int(held) if held is not None else 0
+
+
+def _put_back(connection: Connection, until_s: int) -> int:
+    """Up to when minutes are summed, s since 1970, at most up to ``until_s``, after which nothing is to be summed yet.
+
+    A mark beyond it was set when the clock was ahead. The hours after ``until_s`` are made anew from their minutes when they
+    are due; where the minutes are gone as well, the last hour that was summed is where the mark goes back to.
+    """
+    rolled_s = _mark(connection, _ROLLED)
+    if rolled_s <= until_s:
+        return rolled_s
+    kept_s, minutes_s = until_s, _mark(connection, _MINUTES_FROM)
+    if minutes_s > until_s:
+        hour = ENERGY_HOUR.c.start_s
+        last_s = connection.execute(select(func.max(hour)).where(hour < minutes_s)).scalar_one_or_none()
+        kept_s = max(until_s, 0 if last_s is None else last_s + HOUR_S)
+        if kept_s != minutes_s:
+            _set_mark(connection, _MINUTES_FROM, kept_s)
+    if kept_s < rolled_s:
+        connection.execute(delete(ENERGY_HOUR).where(ENERGY_HOUR.c.start_s >= kept_s))
+        _set_mark(connection, _ROLLED, kept_s)
+        log.warning(
+            "energy was marked as summed until %s, which is too early: put back to %s", moment(rolled_s), moment(kept_s)
+        )
+    return kept_s
 
 
 def _told(connection: Connection, minutes: Iterable[tuple[str, str, int]]) -> set[tuple[str, str, int]]:

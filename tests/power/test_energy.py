@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sqlalchemy import Connection, event, func, select, text
+from sqlalchemy import Connection, event, func, insert, select, text
 
 from dispatcher.errors import StoreUnavailable
 from dispatcher.power.accounts import Turn
 from dispatcher.power.energy import EnergyBook, EnergySum, Keep, KnownNode, Taken, checked
 from dispatcher.store.engine import database, make_engine
 from dispatcher.store.migrate import upgrade
-from dispatcher.store.tables import ENERGY_HOUR, ENERGY_MINUTE
+from dispatcher.store.tables import ENERGY_HOUR, ENERGY_MINUTE, SETTING
 from tests.power.energy_samples import T0, T0_S, at, wire
 
 LATER = at(3 * 3600)
@@ -217,9 +217,12 @@ def test_minutes_become_hours_and_go(book: EnergyBook, caplog: pytest.LogCapture
     assert held is not None and (held.energy_wh, held.seconds, held.quality, held.split) == (180.0, 1800.0, "partial", "summed")
     assert held.end_s - held.start_s == 3600 and held.simulated is False
     assert book.sums(T0, at(3 * 3600), 3600) == before
-    late = book.take([wire(0, "late"), wire(61, "a")], LATER).result(10)
+    late = book.take([wire(0, "late"), wire(61, "a")], at(49 * 3600 + 3600)).result(10)
     assert late.new == 0 and late.known == 1 and "summed up before it came" in late.refused[0]
     assert "1 rows of energy came too late and are lost" in caplog.text
+    ((key, region, told),) = book.alarms()
+    assert (key, region) == ("late energy north", "north")
+    assert "1 rows of energy in north came too late since 2026-03-03 14:00 UTC and are lost, from n1" in told
     assert total(book.sums(T0, at(3 * 3600), 3600)) == total(before)
     assert [one.energy_wh for one in book.sums(T0, at(120), 60)] == [12.0, 12.0], "minutes are kept beside their hours"
     book.thin(at(35 * 24 * 3600 + 3600 + 60))
@@ -229,6 +232,54 @@ def test_minutes_become_hours_and_go(book: EnergyBook, caplog: pytest.LogCapture
     book.thin(at(1200 * 24 * 3600))
     assert count(book, ENERGY_HOUR) == count(book, ENERGY_MINUTE) == 0
     book.thin(at(1200 * 24 * 3600))
+
+
+@pytest.mark.parametrize("ahead_days", [3, 90])
+def test_a_clock_that_was_ahead_for_a_while_loses_no_energy_afterwards(book: EnergyBook, ahead_days: int) -> None:
+    """Ninety days ahead the minutes are dropped too: then the hour that was summed up half-way takes no more."""
+    take(book, *[wire(n) for n in range(150)])
+    book.thin(at(ahead_days * 24 * 3600))
+    assert count(book, ENERGY_MINUTE) == (150 if ahead_days == 3 else 0)
+    again = EnergyBook(book._engine)  # by what the database says
+    rows = [wire(n) for n in range(150, 300)]
+    taken = again.take(rows, at(5 * 3600)).result(10)
+    lost = 0 if ahead_days == 3 else 30
+    assert (taken.new, len(taken.refused)) == (150 - lost, lost)
+    assert bool(again.alarms()) == bool(lost)
+    for now in (at(5 * 3600), at(60 * 3600), at(60 * 24 * 3600)):
+        again.thin(now)
+        assert total(again.sums(T0, at(5 * 3600), 3600)) == pytest.approx((300 - lost) * 6.0)
+        assert total(again.sums(T0, at(5 * 3600), 60)) == pytest.approx((300 - lost) * 6.0)
+    again.close()
+
+
+def test_a_mark_in_the_future_that_a_database_has_already_is_put_back(book: EnergyBook) -> None:
+    take(book, *[wire(n) for n in range(60)])
+    with book._engine.begin() as connection:
+        connection.execute(insert(SETTING), [{"key": "energy.rolled_until_s", "value": str(T0_S + 90 * 86_400)}])
+    assert take(book, wire(60)) == Taken(1, 0)
+    assert total(book.sums(T0, at(2 * 3600), 3600)) == pytest.approx(61 * 6.0)
+    assert book.alarms() == []
+
+
+def test_hours_in_which_nothing_came_are_not_marked_as_summed(book: EnergyBook) -> None:
+    book.thin(at(90 * 24 * 3600))
+    assert book.take([wire(0)], at(90 * 24 * 3600)).result(10) == Taken(1, 0)
+    book.thin(at(10 * 24 * 3600))
+    assert total(book.sums(T0, at(3600), 3600)) == 6.0
+
+
+def test_late_rows_are_told_of_for_a_day(book: EnergyBook) -> None:
+    mono = 0.0
+    watched = EnergyBook(book._engine, mono=lambda: mono)
+    now = at(50 * 3600)
+    watched.take([wire(0)], now).result(10)
+    watched.thin(now)
+    watched.take([wire(n, node_id=f"n{n % 7}") for n in range(20)], now).result(10)
+    assert "20 rows" in watched.alarms()[0][2] and "and 2 more" in watched.alarms()[0][2]
+    mono = 86_401.0
+    assert watched.alarms() == []
+    watched.close()
 
 
 def test_how_long_things_are_kept_is_configured(book: EnergyBook) -> None:
