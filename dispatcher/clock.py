@@ -6,6 +6,7 @@ processes are wall seconds; everything that a job or a signal speaks of is the c
 
 import threading
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
@@ -46,6 +47,38 @@ class ReplayClock:
     def now(self) -> datetime:
         """The replay's present, aware UTC."""
         return self._base + timedelta(seconds=(time.monotonic() - self._mono) * self.speed)
+
+
+#: What is old is dropped only once the clock has agreed with the monotonic one for so long, s; by more than STEP_S it was set.
+STEADY_S, STEP_S = 3600.0, 1.0
+
+
+class Steady:
+    """Whether a time may be trusted with dropping what is older than it is kept: by a clock that is ahead for a moment, all of
+    it is. It may where ``clock`` has run beside the monotonic clock for STEADY_S, since this was made at the earliest, and the
+    time is not ahead of it. Thread-safe; calls may be seldom: a clock that was ahead in between did no harm."""
+
+    def __init__(self, clock: Clock, mono: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._mono, self._lock = clock, mono, threading.Lock()
+        self._offset_s, self._since = self._offset(), mono()
+
+    def _offset(self) -> float:
+        return self._clock.now().timestamp() - self._mono() * self._clock.speed
+
+    def __call__(self, now: datetime) -> bool:
+        """Whether what is old at ``now`` may be dropped."""
+        with self._lock:
+            before_s, self._offset_s = self._offset_s, self._offset()
+            step_s, mono = STEP_S * max(1.0, self._clock.speed), self._mono()
+            if abs(self._offset_s - before_s) > step_s:
+                self._since = mono
+            ahead_s = now.timestamp() - (self._offset_s + mono * self._clock.speed)
+            return mono - self._since >= STEADY_S and ahead_s <= step_s
+
+
+def always(_: datetime) -> bool:
+    """In place of Steady where time is played."""
+    return True
 
 
 class VirtualClock:

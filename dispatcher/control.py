@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from dispatcher import status
 from dispatcher.api.services import AlarmStatus, Snapshot
 from dispatcher.before_events import BeforeEvents
-from dispatcher.clock import Clock
+from dispatcher.clock import Clock, always
 from dispatcher.clusters import AttemptStatus, RayStatus
 from dispatcher.config import Config
 from dispatcher.errors import ClusterUnreachable, StaleState, StoreUnavailable
@@ -133,11 +133,13 @@ class Control:
         freezes: Freezes | None = None,
         nodes: Callable[[], Iterable[NodeLive]] = lambda: (),
         wall: Callable[[], float] = time.monotonic,
+        steady: Callable[[datetime], bool] = always,
     ) -> None:
         self.config, self.clock, self.store, self.book = config, clock, store, book
         self.regions = {region.name: region for region in regions}
         self.settings = config.planner_settings()
         self._logs, self._secrets, self._wall, self._forecasts = logs, secrets, wall, forecasts
+        self._steady = steady
         #: What the GPUs drew; None where nothing is measured, or where the clock is not that of the meters.
         self._energy, self._energy_looked = energy, False
         #: Who else knows of alarms: (key, region, sentence) at a time.
@@ -773,7 +775,10 @@ class Control:
             self._caps.power(replace(world, plan=self._standing.plan), now)
 
     def housekeeping(self, now: datetime) -> None:
-        """Delete ended attempts on their clusters, late enough to be safe, and thin out signals that grow old."""
+        """Delete ended attempts on their clusters, late enough to be safe, and thin out signals that grow old; not by a clock
+        that was set a short while ago."""
+        if not self._steady(now):
+            return
         if self._wall() - self._thinned_at >= THIN_AGAIN_S:
             self._thinned_at = self._wall()
             self.book.thin(now)

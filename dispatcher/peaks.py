@@ -44,9 +44,13 @@ class Peaks:
     def note(self, region: str, now: datetime, draw_w: float) -> None:
         """The site draws ``draw_w`` (at the meter) from ``now`` on; what was noted before held until now."""
         tariff, meter = self._tariffs.get(region), self._meters.get(region)
-        if tariff is None or tariff.demand is None or meter is None or (meter.at is not None and now < meter.at):
+        if tariff is None or tariff.demand is None or meter is None:
             return
         step = timedelta(seconds=tariff.demand.interval_s)
+        if meter.at is not None and now < meter.at:
+            if meter.at - now <= step:
+                return
+            meter.at = meter.interval_at = None  # the clock was ahead, and is right again
         at = meter.at or now
         while at < now:
             begin = at - timedelta(seconds=at.timestamp() % tariff.demand.interval_s)

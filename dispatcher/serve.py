@@ -32,7 +32,7 @@ from dispatcher.api.patience import allow_many_files
 from dispatcher.api.services import Snapshot
 from dispatcher.before_events import BeforeEvents
 from dispatcher.checkpoints import tidy
-from dispatcher.clock import Clock, ReplayClock, SystemClock
+from dispatcher.clock import Clock, ReplayClock, Steady, SystemClock
 from dispatcher.clusters.ray_http import RayCluster
 from dispatcher.config import Config, RegionConfig
 from dispatcher.config_outside import check_outside
@@ -278,7 +278,7 @@ def make_deployers(
     }
 
 
-def make_meters(config: Config, store: SqlStore, hub: Hub, control: Control) -> SiteMeters:
+def make_meters(config: Config, store: SqlStore, hub: Hub, control: Control, steady: Steady) -> SiteMeters:
     """The sites' meters, which know what the agents measure and what is modelled."""
 
     def modelled(name: str) -> float | None:
@@ -290,6 +290,7 @@ def make_meters(config: Config, store: SqlStore, hub: Hub, control: Control) -> 
         MeterStore(store.engine),
         agents=lambda region, branch: draw_of(hub.nodes(), region, branch),
         modelled=modelled,
+        steady=steady,
     )
     control.alarm_sources.append(meters.alarms)
     return meters
@@ -397,7 +398,9 @@ def run(config: Config, *, on_ready: Callable[[], None] = lambda: None) -> int:
         sock = listen(config)
         stack.callback(sock.close)
         upgrade(config.database_url())
-        store = SqlStore(config.database_url(), data_dir=data_dir)
+        # Meters, agents and senders of events run by the wall's clock, whatever time is replayed.
+        steady = Steady(SystemClock())
+        store = SqlStore(config.database_url(), data_dir=data_dir, steady=steady)
         stack.callback(store.close)
         if not config.server.is_loopback and not store.tokens():
             raise ConfigError(
@@ -420,7 +423,7 @@ def run(config: Config, *, on_ready: Callable[[], None] = lambda: None) -> int:
             for n in energy.known_nodes()
             if n.region in configured
         )
-        fleet = FleetNow(config, hub, energy)
+        fleet = FleetNow(config, hub, energy, steady=steady)
         caps = CapLoop(config, hub, speed=clock.speed)
         for region in regions:
             stack.callback(region.cluster.close)
@@ -458,6 +461,7 @@ def run(config: Config, *, on_ready: Callable[[], None] = lambda: None) -> int:
                 checkpoint_dir=checkpoint_dirs(config),
                 helper_uri=store_helper_package(packages),
             ),
+            steady=Steady(clock),
         )
         control.loops.append(Loop("agents", 1.0, hub.sweep))
         control.alarm_sources.append(hub.alarms)
@@ -468,7 +472,7 @@ def run(config: Config, *, on_ready: Callable[[], None] = lambda: None) -> int:
         control.loops += [Loop(f"agents of {name}", LOOK_S, one.deploy) for name, one in deployers.items()]
         control.alarm_sources.append(lambda _: troubles(deployers))
         control.loops.append(Loop("fleet", 5.0, fleet.keep))
-        meters = make_meters(config, store, hub, control)
+        meters = make_meters(config, store, hub, control, Steady(clock))
         stack.callback(meters.close)
         control.loops.append(Loop("meters", max(1.0, meters.period_s / clock.speed), meters.read_meters))
         event_intake = make_event_intake(config, store, control, meters)

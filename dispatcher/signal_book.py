@@ -231,6 +231,7 @@ class SignalBook:
         self._series: dict[tuple[str, str], SlotSeries | None] = {}
         self._status: tuple[ChainStatus, ...] = ()
         self._status_at: datetime | None = None
+        self._refreshed_at: datetime | None = None
         self._session = session or requests.Session()
         self._pool = ThreadPoolExecutor(parallel, thread_name_prefix="feed") if parallel else None
         self._closing = threading.Event()
@@ -424,6 +425,7 @@ class SignalBook:
 
         With threads it waits only a few seconds for answers; what comes later is laid by a later refresh.
         """
+        self._follow_clock(now)
         self._collect(now)
         if self._pool is None:
             while self._send(now):
@@ -575,6 +577,15 @@ class SignalBook:
         poll_s = float(FEEDS[source.feed].poll_s)
         most_s = max(poll_s, min(poll_s * _IDLE_MOST, _IDLE_MOST_S))
         self._postpone(source, min(poll_s * 2 ** min(max(source.idle - 1, 0), 12), most_s), now, result.wait_s)
+
+    def _follow_clock(self, now: datetime) -> None:
+        """Where the clock was ahead and is right again, feeds wait as long as they were to, and not until it comes there."""
+        before, self._refreshed_at = self._refreshed_at, now
+        if before is None or now >= before:
+            return
+        for source in (one for chain in self._chains.values() for one in chain):
+            if source.due_at is not None:
+                source.due_at -= before - now
 
     def _failed(self, source: Source, region: str, what: str, why: str, now: datetime, wait_s: float = 0.0) -> None:
         """Note a failure. The source is asked again soon while its chain knows nothing better, else less and less often."""

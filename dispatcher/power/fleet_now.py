@@ -3,10 +3,11 @@
 It decides nothing. Agents and meters run by the wall's clock, so this does too, whatever time is replayed.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from dispatcher.clock import Clock, SystemClock
+from dispatcher.clock import Clock, SystemClock, always
 from dispatcher.config import Config
 from dispatcher.power.energy import EnergyBook, KnownNode
 from dispatcher.power.fleet import Fleet, fleet_of, known_of
@@ -22,8 +23,16 @@ class FleetNow:
     """See the module. ``view`` may be called from any thread, ``keep`` runs in one loop. Making it reads the database, and may
     raise StoreUnavailable."""
 
-    def __init__(self, config: Config, hub: Hub, book: EnergyBook, clock: Clock | None = None) -> None:
-        self._hub, self._book, self._clock = hub, book, clock or SystemClock()
+    def __init__(
+        self,
+        config: Config,
+        hub: Hub,
+        book: EnergyBook,
+        clock: Clock | None = None,
+        steady: Callable[[datetime], bool] = always,
+    ) -> None:
+        """``steady`` tells whether old energy may be dropped by a time (see clock.Steady)."""
+        self._hub, self._book, self._clock, self._steady = hub, book, clock or SystemClock(), steady
         self._known = book.known_nodes()  # of an earlier control plane; what is heard since is the hub's to tell
         self._regions = [region.name for region in config.regions]
         self._limits = {
@@ -47,7 +56,8 @@ class FleetNow:
         if news:
             self._book.note_nodes(news)
             self._noted |= {node.node_id: node for node in news}
-        if self._thinned_at is None or now - self._thinned_at >= THIN_AGAIN:
+        due = self._thinned_at is None or abs(now - self._thinned_at) >= THIN_AGAIN
+        if due and self._steady(now):
             self._book.thin(now)
             self._thinned_at = now
 

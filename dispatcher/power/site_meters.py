@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Literal
 
+from dispatcher.clock import always
 from dispatcher.config import Config, MeterConfig
 from dispatcher.errors import BadInput, NotFound, StoreUnavailable
 from dispatcher.power.agent_sums import AgentsDraw, AgentSums, Place
@@ -104,10 +105,11 @@ class SiteMeters:
         agents: Callable[[str, str | None], AgentsDraw | None] = lambda region, branch: None,
         modelled: Callable[[str], float | None] = lambda region: None,
         prometheus: Prometheus | None = None,
+        steady: Callable[[datetime], bool] = always,
     ) -> None:
         """``agents`` gives the sum of a region's or a branch's GPUs now (None: not all of it is known), ``modelled`` a region's
-        modelled draw at the meter, W."""
-        self._config, self._store = config, store
+        modelled draw at the meter, W. ``steady`` tells whether old readings may be dropped by a time (see clock.Steady)."""
+        self._config, self._store, self._steady = config, store, steady
         self._modelled = modelled
         self._prometheus = prometheus or Prometheus()
         # Who writes holds the one for as long as the database takes; who reads waits only for values to be replaced.
@@ -149,7 +151,8 @@ class SiteMeters:
         for meter in self._meters.values():
             self._load(meter, now)
             at = grid(now, meter.config.cadence_s)
-            if meter.config.source == "push" or (meter.asked_at is not None and at <= meter.asked_at):
+            # One that was asked in a time yet to come was asked by a clock that was ahead.
+            if meter.config.source == "push" or (meter.asked_at is not None and at <= meter.asked_at <= now):
                 continue
             meter.asked_at = at
             if self._pool is None:
@@ -171,7 +174,9 @@ class SiteMeters:
 
     def _forget(self, now: datetime) -> None:
         """Every hour delete what is older than the configuration wants kept."""
-        if self._forgot_at is not None and now - self._forgot_at < _FORGET_EACH:
+        if self._forgot_at is not None and abs(now - self._forgot_at) < _FORGET_EACH:
+            return
+        if not self._steady(now):
             return
         self._forgot_at = now
         try:

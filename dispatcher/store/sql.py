@@ -15,6 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, and_, delete, func, insert, or_, select, text, tuple_, update
 from sqlalchemy.exc import SQLAlchemyError
 
+from dispatcher.clock import always
 from dispatcher.errors import AlreadyExists, GridshiftError, NotFound, StoreUnavailable
 from dispatcher.store import Attempt, BeforeEvent, Change, GridEvent, GridEventChange, Job, JobEvent, Page, Token
 from dispatcher.store.changes import checked_submission, storable
@@ -67,12 +68,21 @@ class SqlStore:
     """See dispatcher.store.Store. ``url`` is an upgraded database (migrate.upgrade); raises StoreUnavailable for another.
 
     ``data_dir`` is where the control plane keeps its files; a full disk is reported with the room left there.
-    ``wait_s`` is how long a write waits for a lock that somebody else holds. Whoever waits for a Future inside a callback of
+    ``wait_s`` is how long a write waits for a lock that somebody else holds; ``steady`` tells whether old receipts may be
+    dropped by a time (see clock.Steady). Whoever waits for a Future inside a callback of
     another Future waits for ever: callbacks run on the writer's thread.
     """
 
-    def __init__(self, url: str, *, data_dir: Path | None = None, wait_s: float = 5.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        data_dir: Path | None = None,
+        wait_s: float = 5.0,
+        steady: Callable[[datetime], bool] = always,
+    ) -> None:
         parsed = database(url)
+        self._steady = steady
         self._where = describe(parsed)
         self._path, self._data_dir = sqlite_path(parsed), data_dir
         #: For readers, and for stores that share the database (signals.store).
@@ -189,6 +199,8 @@ class SqlStore:
         """See Store."""
 
         def save(connection: Connection) -> str:
+            if message_id is not None and self._steady(event.received_at):
+                _drop_receipts(connection, event.received_at - timedelta(days=RECEIPTS_KEPT))
             outcome = _save_grid_event(connection, storable(event), message_id, held)
             if outcome == "accepted" and change is not None:
                 _note_grid_event(connection, storable(change))
@@ -392,11 +404,13 @@ def _note_grid_event(connection: Connection, change: GridEventChange) -> None:
     connection.execute(delete(GRID_EVENT_CHANGE).where(mine, line.seq <= old))
 
 
+def _drop_receipts(connection: Connection, before: datetime) -> None:
+    connection.execute(delete(WEBHOOK_RECEIPT).where(WEBHOOK_RECEIPT.c.received_at < before))
+
+
 def _save_grid_event(connection: Connection, event: GridEvent, message_id: str | None, kept: str | None) -> str:
     receipts = WEBHOOK_RECEIPT.c
     if message_id is not None:
-        oldest = event.received_at - timedelta(days=RECEIPTS_KEPT)
-        connection.execute(delete(WEBHOOK_RECEIPT).where(receipts.received_at < oldest))
         seen = select(receipts.source).where(receipts.source == event.source, receipts.message_id == message_id)
         if connection.execute(seen).first() is not None:
             return "duplicate"

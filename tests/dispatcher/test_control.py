@@ -577,3 +577,19 @@ def test_a_policys_quota_bounds_flexible_work() -> None:
             assert all(gate is not None and 2.0 <= gate <= 10.0 for gate in seen) and len(set(seen)) > 2
         else:
             assert set(seen) == {None}
+
+
+def test_nothing_is_dropped_by_a_clock_that_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    sim = simulation()
+    submit(sim, "j", run_s=5.0)
+    advance(sim, 30.0)
+    thinned: list[datetime] = []
+    monkeypatch.setattr(sim.control.book, "thin", thinned.append)
+    sim.control._thinned_at = float("-inf")
+    later = sim.clock.now() + timedelta(days=3)
+    monkeypatch.setattr(sim.control, "_steady", lambda _: False)
+    sim.control.housekeeping(later)
+    assert thinned == [] and not sim.store.attempts("j")[0].deleted_upstream
+    monkeypatch.setattr(sim.control, "_steady", lambda _: True)
+    sim.control.housekeeping(later)
+    assert thinned == [later] and sim.store.attempts("j")[0].deleted_upstream

@@ -61,6 +61,15 @@ def test_only_hours_that_count_make_a_peak_and_time_runs_forward() -> None:
     book.note("a", NOW, 90_000.0)
     book.note("a", NOW + 60 * M, 20_000.0)
     assert book.measured_kw("a") == {}
-    book.note("a", NOW, 1e9)  # a clock that went back says nothing
+    book.note("a", NOW + 55 * M, 1e9)  # a clock that went back a little says nothing
     book.note("a", NOW + 360 * M, 0.0)
     assert book.measured_kw("a") == {JANUARY: pytest.approx(20.0)}
+
+
+def test_a_clock_that_was_ahead_for_a_moment_stops_no_learning() -> None:
+    book = peaks()
+    book.note("a", NOW, 10_000.0)
+    book.note("a", NOW + timedelta(hours=60), 10_000.0)
+    book.note("a", NOW + 5 * M, 90_000.0)
+    book.note("a", NOW + 40 * M, 0.0)
+    assert book.measured_kw("a") == {JANUARY: pytest.approx(90.0)}

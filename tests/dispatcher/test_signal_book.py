@@ -648,3 +648,11 @@ def test_closing_breaks_off_who_waits() -> None:
     assert ended.wait(20)
     book.refresh(T0 + HOUR)  # asks nobody any more
     assert book.series("r0", "price") is None
+
+
+def test_a_clock_that_was_ahead_for_a_moment_keeps_no_feed_waiting(feeds: Feeds) -> None:
+    book = SignalBook(config(None, [{"feed": "gb_carbon"}]), MemorySignalStore(), ask=feeds)
+    book.refresh(T0)
+    book.refresh(T0 + timedelta(hours=60))
+    assert len(feeds.asked) == 2
+    assert asking_times(feeds, book, 61), "within the hour it is asked again"

@@ -98,3 +98,15 @@ def test_old_energy_is_summed_up_once_an_hour(book: EnergyBook, monkeypatch: pyt
         fleet.keep(clock.now())
         clock.advance(60)
     assert thinned == [START + timedelta(hours=n) for n in range(3)]
+
+
+def test_no_energy_is_dropped_by_a_clock_that_was_set(book: EnergyBook, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, steady = VirtualClock(START), False
+    fleet = FleetNow(CONFIG, Hub(epoch=1), book, clock, steady=lambda _: steady)
+    thinned: list[datetime] = []
+    monkeypatch.setattr(book, "thin", thinned.append)
+    fleet.keep(START)
+    assert thinned == []
+    steady = True
+    fleet.keep(START)
+    assert thinned == [START]

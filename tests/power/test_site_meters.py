@@ -424,3 +424,19 @@ def test_a_sum_holds_until_the_next_but_not_for_long() -> None:
     assert [sums.at(("eu", None), t(at)) for at in (-1, 4, 7, 10)] == [None, AgentsDraw(100.0), AgentsDraw(200.0), None]
     assert sums.mean(("eu", None), t(0), t(10)) == AgentsDraw(150.0)
     assert sums.mean(("eu", None), t(0), t(20)) is None
+
+
+def test_a_clock_that_was_ahead_for_a_moment_drops_no_readings_and_stops_no_meter(site: Callable[..., Site]) -> None:
+    eu = site({"name": "main", "source": "prometheus", "url": "http://p:9090", "query": "q", "cadence_s": 15, "delay_s": 10})
+    steady = False
+    eu.meters._steady = lambda _: steady
+    eu.run(0, 0)
+    first = eu.store.latest("eu", "main", 9)[0].start
+    years = 1096 * 86_400.0
+    eu.run(years, years)
+    assert eu.store.latest("eu", "main", 9)[0].start == first, "nothing was dropped"
+    eu.run(15, 15)
+    assert eu.prometheus.asked[-1] == t(15)
+    steady = True
+    eu.run(years, years)
+    assert eu.store.latest("eu", "main", 9)[0].start > t(years - 60)

@@ -466,3 +466,16 @@ def test_of_an_events_history_the_latest_lines_are_kept(store: Store, monkeypatc
             store.note_grid_event(line).result(10)
     for event_id in ("a", "b"):
         assert [line.sentence for line in store.grid_event_changes("utility", event_id)] == ["2", "3", "4"]
+
+
+def test_receipts_are_not_dropped_by_a_clock_that_was_set(database_url: str) -> None:
+    steady = False
+    store = sql.SqlStore(database_url, steady=lambda _: steady)
+
+    def send(message: str, version: int, days: float) -> str:
+        return store.save_grid_event(grid_event(version=version, received_at=at(days * 86400)), message).result(10)
+
+    assert [send("m", 1, 0), send("n", 2, 8), send("m", 3, 0)] == ["accepted", "accepted", "duplicate"]
+    steady = True
+    assert [send("o", 3, 8), send("m", 4, 8)] == ["accepted", "accepted"]
+    store.close()
