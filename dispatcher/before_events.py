@@ -16,7 +16,7 @@ from dispatcher.config import Config
 from dispatcher.dr.budgets import binds
 from dispatcher.errors import StoreUnavailable
 from dispatcher.store import OWN_SOURCE, BeforeEvent, GridEvent, GridEventChange, Store
-from policies.fit import fits
+from policies.fit import fits, uses_room
 from policies.freezing import frozen_w
 from policies.sentences import kw
 from policies.turns import leaving
@@ -131,7 +131,7 @@ def standing_runs(world: World, region: RegionView) -> list[Run]:
     return [
         Run(job.run_started_at or world.now, _ends_at(job, world.now), _at_work_w(job, region), job.flex.gpus)
         for job in world.jobs
-        if job.state in PLACED and job.region == region.name and job.id not in placed and not leaving(job)
+        if uses_room(job, region) and job.id not in placed and not leaving(job)
     ]
 
 
@@ -144,7 +144,7 @@ def unshifted_runs(world: World, region: RegionView) -> tuple[list[Run], str]:
         if job.held or job.cancel_requested:
             continue
         if not job.flex.flexible and job.state in PLACED:
-            if job.region == region.name:
+            if uses_room(job, region):
                 found.append(Run(job.run_started_at or world.now, _ends_at(job, world.now), job.flex.power_w, job.flex.gpus))
             continue
         home = _home(job, world)

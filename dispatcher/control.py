@@ -25,7 +25,7 @@ from dispatcher.freezing import Freezes
 from dispatcher.job_changes import change, freezing_view, launch_change, view_of
 from dispatcher.last_seen import LastSeen
 from dispatcher.launch import submission_id
-from dispatcher.launching import MAX_LAUNCHING, Effects, Launching, LogSink, PackageSource, Secrets, too_large
+from dispatcher.launching import MAX_LAUNCHING, Effects, Launching, LogSink, PackageSource, Secrets, lacking, too_large
 from dispatcher.loops import Loop
 from dispatcher.planning import NoPlanThere, PlanFailed, Planning
 from dispatcher.power.accounts import JobEnergy, turns
@@ -33,6 +33,7 @@ from dispatcher.power.caps import CapLoop
 from dispatcher.power.energy import EnergyBook
 from dispatcher.power.hub import NodeLive
 from dispatcher.reconcile import (
+    UNBEGUN,
     Books,
     Seen,
     Usage,
@@ -190,6 +191,8 @@ class Control:
         self._views: dict[str, tuple[tuple[object, ...], JobView]] = {}
         self._runtimes = Learned()
         self._attempts: dict[str, Attempt] = {}
+        #: Attempts of cancelled jobs that their clusters keep and cannot begin, by submission id: stopped should they begin.
+        self._waits_upstream: dict[str, Attempt] = {}
         self._seq = 0
         self._alarms: dict[str, AlarmStatus] = {}
         self._was_warm = True
@@ -224,7 +227,8 @@ class Control:
     def _observer(self, region: Region) -> Callable[[datetime], None]:
         def observe(now: datetime) -> None:
             with self._lock:
-                ids = [a.submission_id for a in self._attempts.values() if a.region == region.name]
+                live = [*self._attempts.values(), *self._waits_upstream.values()]
+                ids = [a.submission_id for a in live if a.region == region.name]
             if region.due(len(ids)) and region.observe(ids):
                 self.nudge()
 
@@ -235,6 +239,8 @@ class Control:
         for region in self.regions.values():
             for attempt in self.store.ended_attempts_upstream(region.name, self.clock.now()):
                 self._logs.finalize(attempt)
+                if attempt.outcome == UNBEGUN:
+                    self._waits_upstream[attempt.submission_id] = attempt
         for attempt in self.store.live_attempts():
             if attempt.accepted_at is not None and attempt.region in self.regions:
                 self._logs.watch(attempt)
@@ -248,6 +254,7 @@ class Control:
         # 1. observe: the store, and the regions' last pictures
         self._refresh()
         self._record(self._changes_from_pictures(now))
+        self._stop_what_began_after_all()
         self._record(self._freezes_that_lapsed(now))
         self._around.note_draws(self._jobs.values(), self._attempts, now)
         # 2. decide, on one frozen picture
@@ -269,6 +276,22 @@ class Control:
             self.nudge_power()  # caps for a new limit need not wait for the next second
         # 5. new limits ask for a new plan; jobs that came, for places in the plan that stands
         self._replan_where_needed(before, world)
+
+    def _stop_what_began_after_all(self) -> None:
+        """Watch what clusters keep of jobs that count as cancelled, until they drop it. Each keeps our request to stop it; one
+        that begins all the same is stopped again."""
+        for sid, attempt in list(self._waits_upstream.items()):
+            picture = self.regions[attempt.region].picture()[0] if attempt.region in self.regions else None
+            seen = picture.seen.get(sid) if picture is not None else None
+            if seen is None or attempt.ended_at is None or seen.asked_at <= attempt.ended_at:
+                continue
+            status = seen.status.status if seen.status is not None else None
+            if status is RayStatus.RUNNING:
+                self._launching.owes_a_stop(attempt)
+            elif status is not RayStatus.PENDING:
+                with self._lock:
+                    del self._waits_upstream[sid]
+                self._launching.forget(sid)
 
     def _freezes_that_lapsed(self, now: datetime) -> list[Change]:
         """Jobs that are recorded as frozen, and run."""
@@ -377,6 +400,9 @@ class Control:
                 never_taken = attempt.accepted_at is None and made.attempt_fields.get("outcome") == "refused"
                 if made.attempt_fields.get("outcome") == "lost" or never_taken:
                     self._launching.owes_a_stop(attempt)
+                elif made.attempt_fields.get("outcome") == UNBEGUN:
+                    with self._lock:
+                        self._waits_upstream[attempt.submission_id] = replace(attempt, ended_at=now, outcome=UNBEGUN)
         return changes
 
     def _change_from(self, job: Job, attempt: Attempt, seen: Seen | None, times_missing: int, now: datetime) -> Change | None:
@@ -393,6 +419,11 @@ class Control:
             reason = "cancelled before its cluster took it"
             return finish(job, JobState.CANCELLED, reason, now, books=books, attempt=attempt, outcome="refused")
         if self._is_dropped(job, attempt, seen):
+            if lacks := lacking(job, self.regions[attempt.region]):
+                # It may never begin, and so never end there: its owner does not wait for that, and we watch it.
+                books = Books(None, self.settings.currency)
+                reason = f"cancelled; {attempt.region} never began it: {lacks}"
+                return finish(job, JobState.CANCELLED, reason, now, books=books, attempt=attempt, outcome=UNBEGUN)
             reason = _dropped(attempt.region)
             return None if job.reason == reason else change(job, now, "note", reason, attempt=attempt)
         gone_at = now if seen.status is not None else self._last_seen.until(attempt, now)
@@ -789,6 +820,8 @@ class Control:
             while attempts := self.store.ended_attempts_upstream(region.name, before):
                 done, failures = [], 0
                 for attempt in attempts:
+                    if attempt.submission_id in self._waits_upstream:
+                        continue  # Ray deletes nothing that waits to begin
                     try:
                         region.cluster.delete(attempt.submission_id)
                         done.append(attempt.submission_id)
@@ -799,7 +832,7 @@ class Control:
                             break
                 if done:
                     self.store.mark_deleted_upstream(done).result()
-                if failures:
+                if failures or not done:
                     break  # the rest next time
 
     # --- what others may see -------------------------------------------------------------------------------------------

@@ -12,11 +12,12 @@ from datetime import datetime, timedelta
 
 from dispatcher.power.fleet import Fleet, GpuView
 from policies.cap_model import LEAST_CAP
+from policies.fit import uses_room
 from policies.freezing import freezes, frozen_w, left_s, may_freeze
 from policies.power_allocation import TIER_LOSS
 from policies.room import kept_at
 from policies.turns import leaving, pausable_now
-from policies.world import PLACED, Flexibility, JobView, Pausable, Placement, RegionView, World
+from policies.world import Flexibility, JobView, Pausable, Placement, RegionView, World
 
 #: For how long less is to be drawn, s.
 FOR_S = (10.0, 30.0, 600.0, 1800.0, 7200.0)
@@ -151,7 +152,7 @@ def now_of(world: World, fleet: Fleet, region: RegionView, branch: str | None, m
     """A site, or a branch of it, as it is now."""
     pue = region.pue if branch is None else 1.0
     gpus = _gpus_by_job(fleet, region.name)
-    here = [job for job in world.jobs if job.state in PLACED and job.region == region.name and not leaving(job)]
+    here = [job for job in world.jobs if uses_room(job, region) and not leaving(job)]
     tasks: list[Task] = []
     stated = unknown_caps = unplaced = 0
     for job in here:
@@ -347,7 +348,7 @@ def _standing_runs(world: World, region: RegionView) -> Iterable[_Run]:
     """Jobs that run here now and that the plan has nothing about: until they are expected to end."""
     placed = world.plan.placements if world.plan is not None else {}
     for job in world.jobs:
-        if job.state not in PLACED or job.region != region.name or job.id in placed or leaving(job):
+        if not uses_room(job, region) or job.id in placed or leaving(job):
             continue
         ran_s = (world.now - job.run_started_at).total_seconds() if job.run_started_at is not None else 0.0
         end = world.now + timedelta(seconds=max(0.0, job.remaining_s - ran_s))

@@ -35,13 +35,18 @@ LAUNCH_AGAIN_S = 3.0
 OWED_S, OWED_AGAIN_S = 900.0, 20.0
 
 
-def too_large(job: Job, region: Region) -> str:
-    """What is to be said of a job that its cluster takes and cannot start as it is: Ray lets it wait without a word."""
+def lacking(job: Job, region: Region) -> str:
+    """What a region lacks to start a job, even with nothing else in it; empty where it lacks nothing that is known."""
     gpus = region.gpus()
     if gpus is None or job.flex.gpus <= gpus:
         return ""
-    needs = f"{region.name} has {gpus:g} GPUs and it needs {job.flex.gpus:g}"
-    return f": {needs}, so it waits there until there are more or it is cancelled"
+    return f"{region.name} has {gpus:g} GPUs and it needs {job.flex.gpus:g}"
+
+
+def too_large(job: Job, region: Region) -> str:
+    """What is to be said of a job that its cluster takes and cannot start as it is: Ray lets it wait without a word."""
+    needs = lacking(job, region)
+    return f": {needs}, so it waits there until there are more or it is cancelled" if needs else ""
 
 
 class LogSink(Protocol):

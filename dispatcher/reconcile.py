@@ -28,6 +28,8 @@ NODE_DIED = "node has died"
 SAME_SESSION_S = 60.0
 #: An attempt that was last known to run so long before its loss was noticed (s) says so.
 UNSEEN_S = 30.0
+#: The outcome of an attempt that its cluster still keeps and cannot begin, while its job counts as cancelled.
+UNBEGUN = "unbegun"
 _TRACEBACK = "Traceback (most recent call last)"
 #: No more characters of an exception stand in a job's reason.
 _MOST_RAISED = 300

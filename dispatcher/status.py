@@ -10,7 +10,7 @@ from dispatcher.api.services import AlarmStatus, LoopStatus, RegionStatus
 from dispatcher.loops import Loop
 from dispatcher.regions import Region
 from dispatcher.store import Attempt
-from policies.fit import always_kept, never_fits
+from policies.fit import always_kept, never_fits, uses_room
 from policies.freezing import frozen_w
 from policies.sentences import kw
 from policies.turns import WAITING
@@ -156,6 +156,8 @@ def region_status(region: Region, world: World) -> RegionStatus:
     """A region as last observed, and what is placed there."""
     picture, error, _ = region.picture()
     placed = [view for view in world.jobs if view.state in PLACED and view.region == region.name]
+    views = [view for view in world.regions if view.name == region.name]
+    using = [job for job in placed if not views or uses_room(job, views[0])]
     begun = [view for view in placed if view.state is not JobState.LAUNCHING]
     limits = [b.limit_w for b in world.budgets if b.region == region.name and b.holds(world.now)]
     return RegionStatus(
@@ -166,7 +168,7 @@ def region_status(region: Region, world: World) -> RegionStatus:
         error=error,
         ray_version=picture.info.ray_version if picture else None,
         gpus=region.gpus(),
-        gpus_used=sum(view.flex.gpus for view in placed),
+        gpus_used=sum(view.flex.gpus for view in using),
         jobs_running=len(begun),
         draw_w=sum(view.flex.power_w if view.frozen_at is None else frozen_w(view) for view in begun) * region.config.pue,
         budget_w=min(limits, default=None),

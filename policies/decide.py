@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
 from policies.branches import unlocated
+from policies.fit import uses_room
 from policies.freezing import (
     FREEZE_EARLIER_S,
     NOT_WORTH_WAKING_S,
@@ -86,8 +87,9 @@ def decide(world: World) -> list[Action]:
             _run_on(room, job)
     placed: dict[str, list[JobView]] = {name: [] for name in room}
     for job in world.jobs:
-        if job.state in PLACED and job.region in placed:
-            placed[job.region].append(job)
+        at = room.get(job.region or "")
+        if at is not None and uses_room(job, at.view):
+            placed[at.view.name].append(job)
     for region in room.values():
         for there in (*region.places, region):  # branches first: who gives way for one counts for the site too
             here = placed[region.view.name] if there is region else there.here

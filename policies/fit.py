@@ -6,10 +6,11 @@ serving always keeps is as good as not there.
 
 from collections.abc import Iterable
 
-from policies.world import SLACK, Flexibility, GpuPool, RegionView
+from policies.world import PLACED, SLACK, Flexibility, GpuPool, JobState, JobView, RegionView
 
 #: How the sentence of a job begins that none of its regions could ever run.
 NEVER = "can never start as things are: "
+_NOT_BEGUN = frozenset({JobState.QUEUED, JobState.LAUNCHING, JobState.PAUSED})
 #: So many regions are named one by one.
 _NAMED = 3
 
@@ -52,6 +53,17 @@ def _limit_w(view: RegionView) -> float | None:
 
 def _for_whom(view: RegionView, *, power: bool = False) -> str:
     return " and ".join(one.whom for one in view.floors if (one.power_w if power else one.gpus) > 0)
+
+
+def cannot_begin(job: JobView, view: RegionView) -> bool:
+    """Whether a job that has not begun lacks GPUs in that region even with nothing else in it: its cluster lets it wait there,
+    and it uses nothing meanwhile. Not while the region does not answer: how large it is now is not known."""
+    return job.state in _NOT_BEGUN and view.reachable and not _has_gpus(job.flex, view)
+
+
+def uses_room(job: JobView, view: RegionView) -> bool:
+    """Whether a job is placed in that region and takes something of it, or will once it begins."""
+    return job.state in PLACED and job.region == view.name and not cannot_begin(job, view)
 
 
 def why_unfit(flex: Flexibility, named: Iterable[RegionView]) -> str:

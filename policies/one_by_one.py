@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from policies.demand_charge import Draw, peaks_of, reserved_cost
-from policies.fit import pool_for
+from policies.fit import cannot_begin, pool_for
 from policies.grid import Grid, Lane, make_grid, make_lane
 from policies.peak_shaving import Shaving, Verdict
 from policies.placing import (
@@ -89,7 +89,7 @@ def plan(world: World) -> Plan:
 
 def reserve_fixed(world: World, grid: Grid, lanes: dict[str, Lane]) -> list[tuple[JobView, str, float]]:
     """Take out what the plan cannot change: what runs and may not be paused, what is starting, leaving, or starts at once.
-    Returns these jobs, each with its region and the seconds it will stay."""
+    What its cluster cannot begin takes nothing. Returns these jobs, each with its region and the seconds it will stay."""
     found: list[tuple[JobView, str, float]] = []
     for job in world.jobs:
         length_s = job.remaining_s
@@ -108,7 +108,7 @@ def reserve_fixed(world: World, grid: Grid, lanes: dict[str, Lane]) -> list[tupl
             continue
         else:
             where = world.settings.default_region
-        if where is not None and where in lanes:
+        if where is not None and where in lanes and not cannot_begin(job, lanes[where].view):
             lanes[where].reserve(grid, 0.0, length_s, job.flex.gpus, job.flex.power_w)
             found.append((job, where, length_s))
     return found

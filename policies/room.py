@@ -6,10 +6,11 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from policies.branches import Offers, arrives, no_place, unknown_share
+from policies.fit import uses_room
 from policies.freezing import frozen_w
 from policies.sentences import hhmm, kw
 from policies.serving import Level
-from policies.world import PLACED, SLACK, BranchView, Budget, Flexibility, Guarded, JobState, JobView, RegionView, World
+from policies.world import SLACK, BranchView, Budget, Flexibility, Guarded, JobState, JobView, RegionView, World
 
 #: How far ahead a coming limit is looked at: no job is asked earlier than its own checkpoint takes.
 LEAD_S = 1800.0
@@ -335,7 +336,7 @@ def rooms(world: World) -> dict[str, Room]:
     """A Room for each region, filled with what is placed there."""
     made = {view.name: empty_room(view, world.budgets, world.now, world.gates.get(view.name)) for view in world.regions}
     for job in world.jobs:
-        if job.state in PLACED and job.region is not None and (room := made.get(job.region)) is not None:
+        if job.region is not None and (room := made.get(job.region)) is not None and uses_room(job, room.view):
             power_w = drawn_w(room, job)
             room.take(job.flex.gpus, power_w, gpu_type=job.gpu_type, flexible=job.flex.flexible)
             _count(room, job, power_w)
@@ -374,7 +375,7 @@ def _add_places(room: Room, world: World) -> None:
     for place in untold:
         place.blind_share = 1.0 / len(untold)
     for job in world.jobs:
-        if job.state not in PLACED or job.region != view.name:
+        if not uses_room(job, view):
             continue
         unknown = unknown_share(job)
         there = [places[name] for name in job.on_branches if name in places]

@@ -517,3 +517,12 @@ def test_a_job_that_no_region_can_ever_run_is_left_out_and_noted() -> None:
     # Nor does it make unknown where the others would have run.
     several = replace(world(*jobs, made=plan()), settings=Settings(default_region=None))
     assert made(several).unshifted_why == ""
+
+
+def test_what_its_cluster_can_never_begin_is_expected_to_draw_nothing() -> None:
+    site = region(gpus=8.0)
+    wide = job("wide", JobState.LAUNCHING, region="eu", flexible=False, gpus=16.0)
+    picture = world(wide, here=site)
+    assert before_events.standing_runs(picture, site) == [] == before_events.unshifted_runs(picture, site)[0]
+    runs = replace(wide, state=JobState.RUNNING)
+    assert len(before_events.standing_runs(replace(picture, jobs=(runs,)), site)) == 1, "unlike one that has begun"

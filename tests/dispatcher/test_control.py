@@ -223,16 +223,61 @@ def test_a_cancelled_job_that_its_cluster_cannot_place_is_in_nobodys_way(monkeyp
     advance(sim, 10)
     submit(sim, "flexible", gpus=1.0, deadline="1h", runtime="1m")
     advance(sim, 30)
-    assert (state(sim, "wide"), state(sim, "flexible")) == (JobState.LAUNCHING, JobState.QUEUED), "it holds all GPUs"
+    assert (state(sim, "wide"), state(sim, "flexible")) == (JobState.LAUNCHING, JobState.RUNNING), "it holds no GPUs"
     cancel(sim, "wide")
-    advance(sim, 900)  # into the next slot of the plan
-    assert (state(sim, "wide"), state(sim, "flexible")) == (JobState.LAUNCHING, JobState.RUNNING)
-    assert 25 <= len(stops) <= 35, "asked again, now and then"
-    cluster.restart()
-    advance(sim, 20)
+    advance(sim, 12)
     job = sim.store.job("wide")
-    assert job is not None and job.state is JobState.CANCELLED and "knows it no more" in job.reason
-    assert len(sim.store.events("wide")) < 12, "waiting for an end is not a stream of events"
+    assert job is not None and job.state is JobState.CANCELLED
+    assert job.reason == "cancelled; a never began it: a has 4 GPUs and it needs 9"
+    assert job.energy_kwh == 0.0 and [one.outcome for one in sim.store.attempts("wide")] == ["unbegun"]
+    advance(sim, 90)
+    sim.control.housekeeping(sim.clock.now() + timedelta(hours=2))
+    status = cluster.statuses(["wide-1"])["wide-1"]
+    assert status is not None and status.status == "PENDING" and len(stops) <= 2, "its cluster keeps it, and our request"
+    assert sim.store.ended_attempts_upstream("a", sim.clock.now() + timedelta(hours=2)), "it is not taken for deleted"
+    assert len(sim.store.events("wide")) < 8 and state(sim, "flexible") is JobState.SUCCEEDED
+
+
+def test_a_cancelled_job_that_its_cluster_begins_after_all_is_stopped_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    sim = simulation(gpus=None, price=[{"feed": "synthetic", "price_swing": 0.0, "noise": 0.0}])
+    cluster, stops = sim.clusters["a"], list[datetime]()
+    cluster.gpus, real = 4.0, cluster.stop
+
+    def stop(submission_id: str) -> None:
+        stops.append(sim.clock.now())
+        if not lost:
+            real(submission_id)
+
+    monkeypatch.setattr(cluster, "stop", stop)
+    lost = True  # with whoever kept the request
+    advance(sim, 3)
+    submit(sim, "wide", run_s=9000.0, gpus=9.0)
+    advance(sim, 10)
+    cancel(sim, "wide")
+    advance(sim, 30)
+    assert state(sim, "wide") is JobState.CANCELLED and len(stops) <= 2
+    cluster.gpus, lost = 16.0, False
+    submit(sim, "other")  # something happens there
+    advance(sim, 60)
+    status = cluster.statuses(["wide-1"])["wide-1"]
+    assert status is not None and status.status == "STOPPED" and cluster.gpus_used() == 0.0
+    asked = len(stops)
+    advance(sim, 30)
+    sim.control.housekeeping(sim.clock.now() + timedelta(hours=2))
+    assert len(stops) == asked and cluster.statuses(["wide-1"]) == {"wide-1": None}, "forgotten there in the end"
+    assert state(sim, "wide") is JobState.CANCELLED
+
+
+def test_a_job_that_its_cluster_can_never_begin_holds_nothing_for_the_plan() -> None:
+    sim = simulation(price=[{"feed": "synthetic", "price_swing": 0.0, "noise": 0.0}])
+    advance(sim, 3)
+    submit(sim, "wide", gpus=9.0)
+    advance(sim, 10)
+    submit(sim, "soon", run_s=600.0, gpus=3.0, deadline="1h", runtime="10m")
+    advance(sim, 90)
+    assert (state(sim, "wide"), state(sim, "soon")) == (JobState.LAUNCHING, JobState.RUNNING)
+    [region] = sim.control.snapshot().regions
+    assert region.gpus_used == 3.0
 
 
 def test_launches_without_an_answer_do_not_keep_others_from_being_launched(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 
+from policies import one_by_one, planner
 from policies.decide import decide
 from policies.fit import NEVER, never_fits, why_no_place
-from policies.world import CapPoint, Floor, GpuPool, Hold, Launch, RegionView
+from policies.room import rooms
+from policies.world import CapPoint, Floor, GpuPool, Hold, JobState, JobView, Launch, RegionView, World
 from tests.policies.worlds import flex, job, region, world
 
 FLAT: list[float | None] = [10.0] * 96
@@ -114,3 +116,23 @@ def test_it_is_held_with_that_sentence_whatever_its_deadline_is(run_now: bool) -
     picture = world([job("j", gpus=9.0, deadline_at=None, run_now=run_now), job("late", gpus=9.0, runtime_s=1e6)], [one()])
     sentence = never_fits(flex(gpus=9.0), picture.regions, None)
     assert sentence is not None and decide(picture) == [Hold("late", sentence), Hold("j", sentence)]
+
+
+def too_large(state: JobState = JobState.LAUNCHING) -> JobView:
+    return job("wide", state=state, region="a", attempt=1, flexible=False, gpus=16.0, power_w=9000.0)
+
+
+@pytest.mark.parametrize("make", [one_by_one.plan, planner.plan], ids=["one by one", "joint"])
+@pytest.mark.parametrize("state", [JobState.LAUNCHING, JobState.QUEUED])
+def test_what_its_cluster_cannot_begin_takes_no_room(make: Any, state: JobState) -> None:
+    picture = world([too_large(state), job("j", gpus=8.0)], [one(power_limit_w=9500.0)])
+    assert rooms(picture)["a"].gpus_used == 0.0 and rooms(picture)["a"].draw_w == 0.0
+    assert make(picture).placements["j"].intervals[0][0] == picture.now
+
+
+def test_what_runs_and_what_may_begin_where_nobody_answers_takes_room_as_ever() -> None:
+    def used(picture: World) -> float:
+        return rooms(picture)["a"].gpus_used
+
+    assert used(world([too_large(JobState.RUNNING)], [one()])) == 16.0
+    assert used(world([too_large()], [one(reachable=False)])) == 16.0 == used(world([too_large()], [one(gpus=None)]))
