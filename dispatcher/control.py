@@ -5,6 +5,7 @@ This module only carries things between the store, the regions and those two. It
 """
 
 import logging
+import re
 import threading
 import time
 from collections import Counter
@@ -607,10 +608,12 @@ class Control:
         return job is not None and job.cancel_requested_at is not None
 
     def _said_lately(self, job: Job, action: Hold, plan: Plan | None) -> bool:
-        """Whether a waiting job got a new sentence moments ago: figures in it move all the time, and each is a row."""
+        """Whether a waiting job got a new sentence moments ago: figures in it move all the time, and each is a row. Where the
+        plan now gives another reason than the one that stands, that is said at once."""
         by_plan = plan is not None and action.planned_start_at is not None
         again_s = SAY_PLAN_AGAIN_S if by_plan else SAY_AGAIN_S
-        other = plan is not None and by_plan and self._said_by.get(job.id, plan.note) != plan.note
+        moved = plan is not None and self._said_by.get(job.id, plan.note) != plan.note
+        other = by_plan and (moved or _words(job.reason) != _words(action.reason))
         recent = self._wall() - self._said_at.get(job.id, float("-inf")) < again_s
         return recent and not other and not job.held and not job.reason.startswith("submitted")
 
@@ -876,6 +879,11 @@ class Control:
     def job_token(self, sid: str) -> str:
         """The token of an attempt: anyone with the server's secret can make it, nobody else can guess it."""
         return self._secrets.job_token(sid)
+
+
+def _words(sentence: str) -> str:
+    """What a sentence says, whatever its figures and times are."""
+    return re.sub(r"-?\d[\d.,:-]*", "#", sentence)
 
 
 def _dropped(region: str) -> str:

@@ -190,6 +190,9 @@ def launch_or_hold(
     if job.run_now:
         return _launch_anywhere(job, world, room, RUN_NOW, home=False, lead_s=lead_s(job, world))
     if flex.earliest_at is not None and now < flex.earliest_at:
+        start = _next_start(placement, now)
+        if placement is not None and start is not None and start > flex.earliest_at:
+            return _hold(job, placement.reason, world, placement)  # that it waits for longer says more
         return _hold(job, f"may not start before {hhmm(flex.earliest_at)}", world, placement)
     if last is not None and now >= last:
         late = flex.deadline_at is not None and now + timedelta(seconds=job.remaining_s) > flex.deadline_at
@@ -247,10 +250,15 @@ def _hold(job: JobView, reason: str, world: World, placement: Placement | None =
     region, start = None, None
     if placement is not None:
         region = placement.region
-        start = next((begin for begin, end in placement.intervals if end > world.now), None)
+        start = _next_start(placement, world.now)
     if (job.reason, job.planned_region, job.planned_start_at) == (reason, region, start):
         return None
     return Hold(job.id, reason, region, start)
+
+
+def _next_start(placement: Placement | None, now: datetime) -> datetime | None:
+    """The begin of the first part of a job's place that is not over."""
+    return next((begin for begin, end in placement.intervals if end > now), None) if placement is not None else None
 
 
 def allowed_regions(job: JobView, world: World, room: dict[str, Room], *, home: bool) -> list[str]:

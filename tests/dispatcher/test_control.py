@@ -638,3 +638,31 @@ def test_nothing_is_dropped_by_a_clock_that_was_set(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sim.control, "_steady", lambda _: True)
     sim.control.housekeeping(later)
     assert thinned == [later] and sim.store.attempts("j")[0].deleted_upstream
+
+
+def test_a_reason_gives_way_to_another_at_once_when_the_earliest_time_has_passed() -> None:
+    """The start that is planned stays the same: what is said of it does not stay with that."""
+    sim = simulation(price=[{"feed": "synthetic", "price_swing": 0.0, "noise": 0.0}])
+    advance(sim, 3)
+    submit(sim, "full", run_s=3000.0, gpus=4.0, runtime="50m")
+    submit(sim, "j", gpus=4.0, earliest="20s", deadline="6h", runtime="30m")
+    advance(sim, 3)
+
+    def reason() -> str:
+        job = sim.store.job("j")
+        assert job is not None
+        return job.reason
+
+    def hold(sentence: str, start_at: datetime) -> None:
+        actions = [Hold("j", sentence, "a", start_at)]
+        sim.control._refresh()
+        world = replace(sim.control.snapshot().world, now=sim.clock.now())
+        sim.control._record(sim.control._changes_from(actions, world, sim.clock.now()))
+
+    start_at = sim.clock.now() + timedelta(hours=3)
+    advance(sim, 60)
+    for sentence in ("may not start before 07:01Z", "a from 12:15Z: energy at 40 EUR/MWh", "over its ceiling: a from 12:15Z"):
+        hold(sentence, start_at)
+        assert reason() == sentence
+    hold("over its ceiling: a from 12:16Z", start_at)
+    assert reason() == "over its ceiling: a from 12:15Z", "figures alone are not worth a row"

@@ -120,3 +120,16 @@ def test_between_two_moments_nothing_is_decided_otherwise(turn: tuple[JobView, P
             break
         then = decided(one, placement, picture, when)
         assert then == first or (isinstance(then, tuple) and then[0] is not Launch and first[0] is not Launch), (minute, until)  # type: ignore[index]
+
+
+def test_before_its_earliest_time_a_job_says_what_it_waits_for_the_longest() -> None:
+    one = job("j", earliest_at=NOW + H)
+    picture = world([one], [region("a", FLAT)])
+
+    def told(*spans: tuple[float, float]) -> str:
+        held = launch_or_hold(one, None, place("a", *spans), picture, rooms(picture))
+        assert isinstance(held, Hold) and held.planned_start_at == NOW + spans[0][0] * H
+        return held.reason
+
+    assert told((1, 2)) == "may not start before 2026-02-03 07:00Z"
+    assert told((6, 7)) == "its place", "the plan has it wait for something else"
