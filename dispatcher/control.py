@@ -5,7 +5,6 @@ This module only carries things between the store, the regions and those two. It
 """
 
 import logging
-import re
 import threading
 import time
 from collections import Counter
@@ -55,6 +54,7 @@ from dispatcher.world_builder import WorldBuilder
 from policies.decide import decide
 from policies.freezing import mean_power_w
 from policies.runtimes import Learned
+from policies.sentences import words
 from policies.world import (
     ENDED,
     PLACED,
@@ -613,7 +613,7 @@ class Control:
         by_plan = plan is not None and action.planned_start_at is not None
         again_s = SAY_PLAN_AGAIN_S if by_plan else SAY_AGAIN_S
         moved = plan is not None and self._said_by.get(job.id, plan.note) != plan.note
-        other = by_plan and (moved or _words(job.reason) != _words(action.reason))
+        other = by_plan and (moved or words(job.reason) != words(action.reason))
         recent = self._wall() - self._said_at.get(job.id, float("-inf")) < again_s
         return recent and not other and not job.held and not job.reason.startswith("submitted")
 
@@ -879,11 +879,6 @@ class Control:
     def job_token(self, sid: str) -> str:
         """The token of an attempt: anyone with the server's secret can make it, nobody else can guess it."""
         return self._secrets.job_token(sid)
-
-
-def _words(sentence: str) -> str:
-    """What a sentence says, whatever its figures and times are."""
-    return re.sub(r"-?\d[\d.,:-]*", "#", sentence)
 
 
 def _dropped(region: str) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from policies.at_once import Bars
 from policies.demand_charge import Draw, peaks_of, reserved_cost
 from policies.fit import cannot_begin, pool_for
 from policies.grid import Grid, Lane, make_grid, make_lane
@@ -64,14 +65,14 @@ def plan(world: World) -> Plan:
     if verdict is not None:
         best, lanes = verdict.outcome.chosen, verdict.outcome.lanes
 
-    placements, prices = {}, SitePrices(base, grid, world.settings)
+    placements, prices, bars = {}, SitePrices(base, grid, world.settings), Bars(lambda: world)
     for task in tasks:
         option = best.get(task.job.id)
         if option is None:
             unplaced[task.job.id] = f"no region can take it: {why_nowhere(task.job.flex, task.regions, world.now)}"
         else:
             note = verdict.notes.get(task.job.id, "") if verdict is not None else ""
-            placements[task.job.id] = _placement(task, option, world, grid, lanes, prices, note)
+            placements[task.job.id] = _placement(task, option, world, grid, lanes, prices, bars, note)
     objective = _objective(best, tasks, world) + (verdict.outcome.demand_cost if verdict is not None else 0.0)
     bound = min(objective, _bound(best, tasks, grid, base))
     return Plan(
@@ -164,13 +165,13 @@ def fill_in(world: World, jobs: Sequence[JobView], beside: Mapping[str, Placemen
     best: dict[str, Option] = {}
     for task in sorted(tasks, key=lambda task: task.urgency):
         _place(task, best, world, grid, lanes)
-    placements, prices = {}, SitePrices(base, grid, world.settings)
+    placements, prices, bars = {}, SitePrices(base, grid, world.settings), Bars(lambda: world)
     for task in tasks:
         option = best.get(task.job.id)
         if option is None:
             unplaced[task.job.id] = f"no region can take it: {why_nowhere(task.job.flex, task.regions, world.now)}"
         else:
-            placements[task.job.id] = _placement(task, option, world, grid, lanes, prices)
+            placements[task.job.id] = _placement(task, option, world, grid, lanes, prices, bars)
     return FilledIn(placements, unplaced, _objective(best, tasks, world), _bound(best, tasks, grid, base))
 
 
@@ -186,7 +187,8 @@ def alternatives(world: World, job_id: str) -> tuple[Alternative, ...]:
         return ()
     spans = tuple((max(grid.seconds(a), 0.0), grid.seconds(b)) for a, b in placement.intervals)
     option = Option(placement.region, spans, placement.cost or 0.0, known=placement.cost is not None)
-    return _alternatives(tasks[0], option, world, grid, lanes, _at_once(tasks[0], world, grid, lanes), "")
+    at_once = _at_once(tasks[0], world, grid, lanes)
+    return _alternatives(tasks[0], option, world, grid, lanes, at_once, Bars(lambda: world), "")
 
 
 def _beside(
@@ -369,7 +371,14 @@ def _bound(best: dict[str, Option], tasks: Iterable[Task], grid: Grid, lanes: di
 
 
 def _placement(
-    task: Task, option: Option, world: World, grid: Grid, lanes: dict[str, Lane], prices: SitePrices, peak_note: str = ""
+    task: Task,
+    option: Option,
+    world: World,
+    grid: Grid,
+    lanes: dict[str, Lane],
+    prices: SitePrices,
+    bars: Bars,
+    peak_note: str = "",
 ) -> Placement:
     lane, job = lanes[option.region], task.job
     begins, ends = np.array([i[0] for i in option.intervals]), np.array([i[1] for i in option.intervals])
@@ -379,8 +388,11 @@ def _placement(
     others = dict(lanes)
     others[option.region] = lane.copy()
     _reserve(task, option, grid, others, -1.0)
-    alternatives = _alternatives(task, option, world, grid, others, at_once, peak_note)
-    reason = _sentence(task, option, grid, prices, at_once)
+    alternatives = _alternatives(task, option, world, grid, others, at_once, bars, peak_note)
+    barred = None
+    if at_once is not None and option.intervals[0][0] > at_once.begin_s + 1.0:
+        barred = _barred(task, grid, others[at_once.region], at_once.begin_s, at_once.end_s, bars)
+    reason = _sentence(task, option, grid, prices, at_once, barred)
     return Placement(
         job_id=job.id,
         region=option.region,
@@ -442,6 +454,7 @@ def _alternatives(
     grid: Grid,
     lanes: dict[str, Lane],
     at_once: _AtOnce | None,
+    bars: Bars,
     peak_note: str,
 ) -> tuple[Alternative, ...]:
     """What the plan would have done otherwise: start now, and the best in each other region, with what each would cost.
@@ -449,7 +462,7 @@ def _alternatives(
     found = []
     if at_once is not None and (at_once.region != option.region or option.intervals[0][0] > at_once.begin_s + 1.0):
         name, cost, last_s = at_once.region, at_once.cost, at_once.end_s
-        why = _why_not(task, option, world, grid, lanes[name], at_once.begin_s, last_s, cost, peak_note)
+        why = _why_not(task, option, world, grid, lanes[name], at_once.begin_s, last_s, cost, bars, peak_note)
         found.append(Alternative(name, grid.moment(at_once.begin_s), cost, why))
     for name, (_, alone_cost, start_s) in task.alone.items():
         if name == option.region:
@@ -460,9 +473,22 @@ def _alternatives(
         end_s = start_s + task.work_s + (0.0 if name == task.running_in else task.entry[name].restart_s)
         unknown = bool(lanes[name].unknown(grid, np.array([start_s]), np.array([end_s]))[0])
         cost = None if unknown else alone_cost
-        why = _why_not(task, option, world, grid, lanes[name], start_s, end_s, cost, peak_note)
+        why = _why_not(task, option, world, grid, lanes[name], start_s, end_s, cost, bars, peak_note)
         found.append(Alternative(name, grid.moment(start_s), cost, why))
     return tuple(found[:MAX_ALTERNATIVES])
+
+
+def _touched(grid: Grid, begin_s: float, end_s: float) -> slice:
+    """The slots that a run over ``[begin_s, end_s)`` touches."""
+    first = max(int(np.searchsorted(grid.edges, begin_s + SLACK, side="right")) - 1, 0)
+    return slice(first, max(int(grid.slots_until(np.array([end_s]))[0]), first + 1))
+
+
+def _barred(task: Task, grid: Grid, lane: Lane, begin_s: float, end_s: float, bars: Bars) -> str | None:
+    """Why there is no room for a run over ``[begin_s, end_s)``; None where there is."""
+    if not lane.blocked(task.job.flex.gpus, task.job.flex.power_w)[_touched(grid, begin_s, end_s)].any():
+        return None
+    return bars.why_not(task.job, lane.view.name, begin_s, end_s) or "has no room for it then"
 
 
 def _why_not(
@@ -474,16 +500,16 @@ def _why_not(
     begin_s: float,
     end_s: float,
     cost: float | None,
+    bars: Bars,
     peak_note: str,
 ) -> str:
     """Why a run over ``[begin_s, end_s)`` was not chosen: what stands against it, before what it costs."""
-    first = max(int(np.searchsorted(grid.edges, begin_s + SLACK, side="right")) - 1, 0)
-    touched = slice(first, max(int(grid.slots_until(np.array([end_s]))[0]), first + 1))
+    touched = _touched(grid, begin_s, end_s)
     rules = task.rules[lane.view.name]
     if not lane.view.reachable:
         return "it does not answer"
-    if lane.blocked(task.job.flex.gpus, task.job.flex.power_w)[touched].any():
-        return "has no room for it then"
+    if (barred := _barred(task, grid, lane, begin_s, end_s, bars)) is not None:
+        return barred
     if rules is not None and rules[touched].any():
         return "a ceiling or a shift rule forbids it"
     if cost is None or not option.known:
@@ -501,7 +527,7 @@ def _why_not(
     return f"would save {saved}: too little for a change, or not known yet when the plan was made"
 
 
-def _sentence(task: Task, option: Option, grid: Grid, prices: SitePrices, at_once: _AtOnce | None) -> str:
+def _sentence(task: Task, option: Option, grid: Grid, prices: SitePrices, at_once: _AtOnce | None, barred: str | None) -> str:
     job = task.job
     start = grid.moment(option.intervals[0][0])
     deadline = f", deadline {hhmm(job.flex.deadline_at)}" if job.flex.deadline_at is not None else ""
@@ -520,5 +546,8 @@ def _sentence(task: Task, option: Option, grid: Grid, prices: SitePrices, at_onc
         at = "now" if option.intervals[0][0] <= 1.0 else f"from {hhmm(start)}, its earliest"
         return f"{option.region} {at}: {told}, no better time or place before it must end{deadline}"
     chunks = f" in {len(option.intervals)} parts" if len(option.intervals) > 1 else ""
+    if barred is not None:  # what cannot be is no price to compare with
+        told = prices.told(option.region, option.intervals)
+        return f"{option.region} from {hhmm(start)}{chunks}: it cannot start at once ({barred}); {told}{deadline}"
     told = prices.told(option.region, option.intervals, *((at_once.region, at_once.spans) if at_once is not None else ()))
     return f"{option.region} from {hhmm(start)}{chunks}: {told}{deadline}"

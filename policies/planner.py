@@ -14,11 +14,12 @@ import numpy as np
 
 from policies import book as col
 from policies import daily_budgets, one_by_one, solver
+from policies.at_once import Bars
 from policies.book import Book
 from policies.fleet import Layout, lay_out, work_of
 from policies.policy import Knows
 from policies.problem import Answer, Fleet, Ints, Work
-from policies.sentences import hhmm
+from policies.sentences import hhmm, words
 from policies.site_price import SitePrices
 from policies.world import Alternative, JobState, JobView, Placement, Plan, RegionView, World
 
@@ -185,18 +186,19 @@ class Gridshift:
         layout, grid = standing.layout, standing.layout.grid
         placements: dict[str, Placement] = {}
         left: list[JobView] = []
-        facts = _Facts(layout, answer, len(rows), SitePrices(layout.base, grid, world.settings))
+        facts = _Facts(layout, answer, len(rows), SitePrices(layout.base, grid, world.settings), Bars(lambda: world))
         for i, row in enumerate(rows):
             view = self._view(int(row))
             if answer.lane[i] < 0:
                 left.append(view)
                 continue
-            key = facts.key(i)
+            barred = facts.barred(i, view, world)
+            key = facts.key(i, barred)
             said = self._said.get(view.id)
             if said is not None and said[0] == key and _much_the_same(said[1].cost, float(answer.cost[i])):
                 placements[view.id] = said[1]
                 continue
-            placement = facts.placement(i, view, world)
+            placement = facts.placement(i, view, world, barred)
             self._said[view.id] = (key, placement)
             placements[view.id] = placement
         objective = float(answer.cost[: len(rows)][answer.lane[: len(rows)] >= 0].sum())
@@ -235,9 +237,11 @@ class Gridshift:
         return one_by_one.fill_in(replace(world, jobs=tuple(self._jobs.values())), jobs, beside).placements
 
     def _place(self, world: World, view: JobView, layout: Layout, option: Answer) -> Placement:
-        facts = _Facts(layout, option, 1, SitePrices(layout.base, layout.grid, world.settings))
-        placement = facts.placement(0, view, world)
-        self._said[view.id] = (facts.key(0), placement)
+        whole = Bars(lambda: replace(world, jobs=tuple(self._jobs.values())))
+        facts = _Facts(layout, option, 1, SitePrices(layout.base, layout.grid, world.settings), whole)
+        barred = facts.barred(0, view, world)
+        placement = facts.placement(0, view, world, barred)
+        self._said[view.id] = (facts.key(0, barred), placement)
         return placement
 
 
@@ -249,8 +253,8 @@ def _much_the_same(before: float | None, now: float) -> bool:
 class _Facts:
     """An answer's figures for all its jobs at once, and each job's sentence from them."""
 
-    def __init__(self, layout: Layout, answer: Answer, jobs: int, prices: SitePrices) -> None:
-        self.layout, self.answer, self.grid, self.prices = layout, answer, layout.grid, prices
+    def __init__(self, layout: Layout, answer: Answer, jobs: int, prices: SitePrices, bars: Bars) -> None:
+        self.layout, self.answer, self.grid, self.prices, self.bars = layout, answer, layout.grid, prices, bars
         fleet = layout.fleet
         runs = int(answer.first[jobs])
         owner = np.repeat(np.arange(jobs), np.diff(answer.first[: jobs + 1]))
@@ -270,8 +274,15 @@ class _Facts:
         begins, ends = self.answer.begin_s[runs].tolist(), self.answer.end_s[runs].tolist()
         return tuple(zip(begins, ends, strict=True))
 
-    def key(self, i: int) -> object:
-        """When and where, in a form that stays the same from plan to plan."""
+    def barred(self, i: int, view: JobView, world: World) -> str | None:
+        """Why a job that is to begin later could not start as soon as it may; None where it could."""
+        run = self.layout.at_once(view, world)
+        if run is None or self._intervals(i)[0][0] <= run[1] + 1.0:
+            return None
+        return self.bars.why_not(view, *run)
+
+    def key(self, i: int, barred: str | None) -> object:
+        """When, where and why not at once, in a form that stays the same from plan to plan."""
         now_s = self.layout.now_s
         lane = self.layout.lanes[int(self.answer.lane[i])]
         return (
@@ -279,9 +290,10 @@ class _Facts:
             lane.gpu_type,
             int(self.answer.cap[i]),
             tuple((round(a + now_s), round(b + now_s)) for a, b in self._intervals(i)),
+            None if barred is None else words(barred),
         )
 
-    def placement(self, i: int, view: JobView, world: World) -> Placement:
+    def placement(self, i: int, view: JobView, world: World, barred: str | None) -> Placement:
         """One job's place, in words too."""
         layout, grid = self.layout, self.grid
         lane = layout.lanes[int(self.answer.lane[i])]
@@ -298,7 +310,7 @@ class _Facts:
             energy_kwh=energy_kwh,
             carbon_kg=None if np.isnan(grams) else grams / 1000.0,
             late_s=0.0,
-            reason=_sentence(view, world, lane.region, intervals, cap.cap, layout, self.prices),
+            reason=_sentence(view, world, lane.region, intervals, cap.cap, layout, self.prices, barred),
             run_now_cost=layout.run_now_cost(view, world),
             cap=cap.cap,
             gpu_type=lane.gpu_type,
@@ -314,6 +326,7 @@ def _sentence(
     cap: float,
     layout: Layout,
     prices: SitePrices,
+    barred: str | None,
 ) -> str:
     deadline = f", deadline {hhmm(view.flex.deadline_at)}" if view.flex.deadline_at is not None else ""
     capped = f" capped at {100 * cap:.0f} %" if cap < 1.0 else ""
@@ -324,6 +337,9 @@ def _sentence(
         at = "now" if intervals[0][0] <= layout.grid.seconds(world.now) + 1.0 else f"from {hhmm(start)}, its earliest"
         return f"{region} {at}{capped}: {told}, no better time or place before it must end{deadline}"
     chunks = f" in {len(intervals)} parts" if len(intervals) > 1 else ""
+    if barred is not None:  # what cannot be is no price to compare with
+        told = prices.told(region, intervals)
+        return f"{region} from {hhmm(start)}{chunks}{capped}: it cannot start at once ({barred}); {told}{deadline}"
     run = layout.at_once(view, world)
     told = prices.told(region, intervals, *((run[0], ((run[1], run[2]),)) if run is not None else ()))
     return f"{region} from {hhmm(start)}{chunks}{capped}: {told}{deadline}"

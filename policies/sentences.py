@@ -1,6 +1,7 @@
 """How a decision says itself to an operator: times, prices and amounts in one form everywhere. Pure."""
 
 import math
+import re
 from datetime import UTC, datetime
 
 #: Sums are told no finer: a millionth of a euro is less than a second of one GPU.
@@ -51,6 +52,11 @@ def amount(value: float, unit: str = "", digits: int = 2) -> str:
     else:
         decimals = max(digits, 1 - math.floor(math.log10(size)))
     return f"{value:,.{decimals}f}{' ' + unit if unit else ''}"
+
+
+def words(sentence: str) -> str:
+    """What a sentence says, whatever its figures and times are."""
+    return re.sub(r"-?\d[\d.,:-]*", "#", sentence)
 
 
 def rates(one: float, other: float) -> tuple[str, str]:

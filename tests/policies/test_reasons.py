@@ -10,7 +10,7 @@ from policies import one_by_one, planner
 from policies.grid import make_grid, make_lane
 from policies.sentences import amount, rates
 from policies.site_price import SitePrices
-from policies.world import CapPoint, GpuPool, Plan, World
+from policies.world import Budget, CapPoint, GpuPool, Pausable, Plan, Reserved, World
 from tests.policies.worlds import NOW, job, region, running, world
 
 H = timedelta(hours=1)
@@ -96,7 +96,7 @@ def test_why_not_names_what_stands_against_it() -> None:
     busy = world(
         [job("j"), running("r", "a", gpus=8.0, remaining_s=2 * 3600.0, tier="flex-0", pausable="no")], [region("a", DIP)]
     )
-    assert _why_not(busy, "j", "a") == "has no room for it then"
+    assert _why_not(busy, "j", "a") == "a has 0 of 8 GPUs free and it needs 1"
     dear = world([job("j", max_price=50.0)], [region("a", DIP)])
     assert _why_not(dear, "j", "a") == "a ceiling or a shift rule forbids it"
 
@@ -150,3 +150,38 @@ def _made(make: object, picture: World) -> Plan:
 def _why_not(picture: World, job_id: str, where: str) -> str:
     told = one_by_one.plan(picture).placements[job_id].alternatives
     return next(one.why_not for one in told if one.region == where)
+
+
+@BOTH
+def test_where_a_limit_or_serving_keeps_a_job_from_starting_at_once_that_is_its_reason(make: object) -> None:
+    """The price of a start that cannot be is nothing to compare with."""
+    flat, one = [97.0] * 4 + [98.0] * 188, job("j", runtime_s=600.0)
+    limit = Budget("a", NOW - H, NOW + H, 700.0, "e", "event e1")
+    reason = _made(make, world([one], [region("a", flat)], budgets=(limit,))).placements["j"].reason
+    barred = "it cannot start at once (a may draw 700 W (event e1), draws 0 W and this job would add 1,000 W)"
+    assert reason.startswith(f"a from 2026-02-03 07:00Z: {barred}; energy at 98 EUR/MWh, deadline")
+    assert _why_not(world([one], [region("a", flat)], budgets=(limit,)), "j", "a").startswith("a may draw 700 W (event e1)")
+    kept = region("a", flat, reserved=(Reserved(NOW, NOW + H, 8.0, 0.0),))
+    reason = _made(make, world([one], [kept])).placements["j"].reason
+    assert "it cannot start at once (a has 0 of 8 GPUs free besides 8 kept for serving and it needs 1)" in reason
+    busy = running("r", "a", gpus=8.0, remaining_s=2 * 3600.0, pausable=Pausable.NO)
+    reason = _made(make, world([busy, one], [region("a", flat)])).placements["j"].reason
+    assert "it cannot start at once (a has 0 of 8 GPUs free and it needs 1)" in reason
+
+
+@BOTH
+def test_a_limit_that_begins_during_a_run_is_named_with_when_it_does(make: object) -> None:
+    limit = Budget("a", NOW + 0.5 * H, NOW + 2 * H, 700.0, "e", "event e1")
+    picture = world([job("j")], [region("a", [97.0] * 4 + [98.0] * 188)], budgets=(limit,))
+    reason = _made(make, picture).placements["j"].reason
+    assert "it cannot start at once (from 2026-02-03 06:30Z a may draw 700 W (event e1)" in reason
+    assert "for starting at once" not in reason
+
+
+@BOTH
+def test_a_reason_is_told_anew_once_its_limit_has_gone(make: object) -> None:
+    one, dip = job("j", runtime_s=600.0), region("a", DIP)
+    limit = Budget("a", NOW - H, NOW + H, 700.0, "e", "event e1")
+    planned = planner.Gridshift().plan if make is planner.plan else one_by_one.plan
+    assert "it cannot start at once" in planned(world([one], [dip], budgets=(limit,))).placements["j"].reason
+    assert "against 55 for starting at once in a" in planned(world([one], [dip])).placements["j"].reason
