@@ -274,7 +274,10 @@ _steering("run-now", "Start waiting jobs at once, whatever power costs, as soon 
 @click.argument("job_ids", nargs=-1, required=True, metavar="JOB...")
 @over_http
 def jobs_delete(client: Client, job_ids: tuple[str, ...], as_json: bool) -> None:
-    """Take ended jobs off the lists; their ids stay used."""
+    """Take ended jobs off the lists; their ids stay used.
+
+    What they drew and cost stays in `gridshift savings` and in the reports of events, which name them as deleted.
+    """
     for job_id in job_ids:
         client.delete(job_id)
         if not as_json:

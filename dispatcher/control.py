@@ -762,7 +762,7 @@ class Control:
 
     def settle(self, now: datetime) -> None:
         """Book anew what jobs that ended lately cost and emitted, where a feed was late; it is known by now, or tried again."""
-        jobs = self.store.ray_jobs(SETTLED_JOBS)
+        jobs = self.store.ray_jobs(SETTLED_JOBS, deleted=True)
         self._settle([job for job in jobs if job.energy_kwh is not None and (job.cost is None or job.carbon_kg is None)], now)
 
     def settle_energy(self, now: datetime) -> None:
@@ -774,7 +774,7 @@ class Control:
         found = [self.store.job(job_id) for job_id in sorted(touched)]
         jobs = {job.id: job for job in found if job is not None}
         if not self._energy_looked:  # rows may have come just before an earlier control plane stopped
-            jobs |= {job.id: job for job in self.store.ray_jobs(SETTLED_JOBS)}
+            jobs |= {job.id: job for job in self.store.ray_jobs(SETTLED_JOBS, deleted=True)}
         self._settle([job for job in jobs.values() if job.energy_kwh is not None], now)
         self._energy.settled(job_id for job_id in touched if job_id not in jobs or jobs[job_id].state in ENDED)
         self._energy_looked = True

@@ -410,7 +410,7 @@ class _Maker:
     def _later(self, kept: BeforeEvent | None, window: EventWindow) -> Later:
         if kept is None or (kept.plan_w is None and kept.unshifted_w is None):
             return Later()
-        found = self._from.store.ray_jobs(JOBS_COVERED)
+        found = self._from.store.ray_jobs(JOBS_COVERED, deleted=True)
         return jobs_since(self._from.store, self._from.energy, found, kept, self._event.region, self._region.pue, window)
 
     def _same_day(self) -> SameDay | None:
@@ -445,11 +445,13 @@ class _Maker:
     def _jobs(self, window: EventWindow) -> tuple[tuple[TierCost, ...], list[str]]:
         """What it cost the jobs, and what is not in that."""
         store, span = self._from.store, (window.start, window.end)
-        found = store.ray_jobs(JOBS_COVERED)
+        found = store.ray_jobs(JOBS_COVERED, deleted=True)
         ended = [job for job in found if job.finished_at is not None]
         told = [Told(job, store.events(job.id)) for job in found if self._may_be_touched(job, window)]
         costs = tier_costs(told, names_of(self._event), span, self._now)
         said = [NOT_COUNTED]
+        if gone := sorted(one.job.id for one in told if one.job.deleted_at is not None):
+            said.append(f"Jobs that were deleted since count as they were: {_some(gone)}.")
         oldest = min((job.finished_at for job in ended if job.finished_at is not None), default=self._now)
         if len(ended) >= JOBS_COVERED and oldest > window.start:
             said.append(f"Jobs that ended before {oldest:%Y-%m-%d %H:%M} UTC were not looked at.")
@@ -461,6 +463,10 @@ class _Maker:
         stood = job.pauses > 0 or job.frozen_at is not None or job.rested_at is not None or job.state is JobState.PAUSING
         waited = job.started_at is None or job.started_at > window.start
         return stood or waited
+
+
+def _some(names: Sequence[str], shown: int = 5) -> str:
+    return ", ".join(names[:shown]) + (f" and {len(names) - shown} more" if len(names) > shown else "")
 
 
 def earlier_in_season(

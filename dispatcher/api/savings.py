@@ -112,8 +112,10 @@ def report(
     wholesale: Mapping[str, str],
     ran_s: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """The answer of ``/v1/savings`` for ended jobs. ``wholesale`` names the price feed in use, by region; ``ran_s`` has, by id,
-    how long jobs ran whose energy was measured."""
+    """The answer of ``/v1/savings`` for ended jobs; those that were deleted since count too and are named.
+
+    ``wholesale`` names the price feed in use, by region; ``ran_s`` has, by id, how long jobs ran whose energy was measured.
+    """
     ran = [job for job in jobs if job.energy_kwh]
     totals: dict[str, Any] = {
         "jobs": len(ran),
@@ -144,6 +146,9 @@ def report(
                 "a signal is unknown" if _signals_read(name, world, regions) else "signals are still being read: ask again soon"
             )
             caveats.append(f"{name}: {left_out} of {len(ran)} jobs are left out on both sides, because {why}")
+    gone = sorted(job.id for job in jobs if job.deleted_at is not None)
+    if gone:
+        caveats.append(f"{len(gone)} of the ended jobs were deleted since, and count all the same: {_some(gone)}")
     if len(jobs) >= JOBS_COVERED:
         caveats.append(f"only the latest {JOBS_COVERED} ended jobs are covered")
     return {
@@ -151,6 +156,7 @@ def report(
         "energy_bases": _bases(ran),
         "currency": world.settings.currency,
         "totals": totals,
+        "deleted_jobs": gone,
         "caveats": caveats,
     }
 
@@ -167,10 +173,13 @@ def with_waiting(
     if overdue:
         caveats.append(f"deadline misses count {len(overdue)} of jobs that wait and whose deadlines have passed")
     if never:
-        named = ", ".join(never[:5]) + (f" and {len(never) - 5} more" if len(never) > 5 else "")
-        caveats.append(f"{len(never)} jobs wait that no region can ever run as things are: {named}")
+        caveats.append(f"{len(never)} jobs wait that no region can ever run as things are: {_some(never)}")
     totals = {**report["totals"], "deadline_misses": report["totals"]["deadline_misses"] + len(overdue)}
     return {**report, "totals": totals, "caveats": caveats}
+
+
+def _some(names: Sequence[str], shown: int = 5) -> str:
+    return ", ".join(names[:shown]) + (f" and {len(names) - shown} more" if len(names) > shown else "")
 
 
 def _restart_caveats(ran: Sequence[Job]) -> list[str]:

@@ -274,7 +274,7 @@ class V1:
 
     def _make_savings(self) -> dict[str, Any]:
         services = self._services
-        known = services.store.ray_jobs(savings.JOBS_COVERED)
+        known = services.store.ray_jobs(savings.JOBS_COVERED, deleted=True)
         jobs, waiting = [job for job in known if job.state in ENDED], [job for job in known if job.state in WAITING]
         regions = {region.name: region for region in services.config.regions}
         now = services.clock.now()

@@ -284,8 +284,9 @@ class Store(Protocol):
         """Jobs whose seq is higher, and the highest seq there is. With ``seq`` 0: every unfinished job."""
         ...
 
-    def ray_jobs(self, ended_limit: int = 1000) -> list[Job]:
-        """Every unfinished job and the latest ``ended_limit`` ended ones, not those deleted; newest first."""
+    def ray_jobs(self, ended_limit: int = 1000, *, deleted: bool = False) -> list[Job]:
+        """Every unfinished job and the latest ``ended_limit`` ended ones, newest first; those that were deleted only with
+        ``deleted``, for accounts, which nobody's tidying may change."""
         ...
 
     def page(

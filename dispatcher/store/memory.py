@@ -244,17 +244,17 @@ class MemoryStore:
                 found.append(job)
             return found[::-1], self._seq
 
-    def _newest_first(self) -> list[Job]:
+    def _newest_first(self, deleted: bool = False) -> list[Job]:
         return sorted(
-            (job for job in self._jobs.values() if job.deleted_at is None),
+            (job for job in self._jobs.values() if deleted or job.deleted_at is None),
             key=lambda job: (job.submitted_at, job.id),
             reverse=True,
         )
 
-    def ray_jobs(self, ended_limit: int = 1000) -> list[Job]:
+    def ray_jobs(self, ended_limit: int = 1000, *, deleted: bool = False) -> list[Job]:
         """See Store."""
         with self._lock:
-            jobs = self._newest_first()
+            jobs = self._newest_first(deleted)
         ended = [job for job in jobs if job.finished_at is not None]
         ended.sort(key=lambda job: (job.finished_at, job.id), reverse=True)
         kept = {job.id for job in ended[:ended_limit]}

@@ -62,6 +62,13 @@ _UNFINISHED = text("finished_at IS NULL")
 _ENDED_JOBS = _JOBS.where(text("finished_at IS NOT NULL AND deleted_at IS NULL")).order_by(
     JOB.c.finished_at.desc(), JOB.c.id.desc()
 )
+_DELETED_JOBS = _JOBS.where(text("finished_at IS NOT NULL AND deleted_at IS NOT NULL")).order_by(
+    JOB.c.finished_at.desc(), JOB.c.id.desc()
+)
+
+
+def _by_end(job: Job) -> tuple[datetime | None, str]:
+    return job.finished_at, job.id
 
 
 class SqlStore:
@@ -285,13 +292,19 @@ class SqlStore:
             highest = jobs[-1].seq
         return jobs, highest
 
-    def ray_jobs(self, ended_limit: int = 1000) -> list[Job]:
+    def ray_jobs(self, ended_limit: int = 1000, *, deleted: bool = False) -> list[Job]:
         """See Store."""
         with self._reading() as connection:
             # In this order a job that ends between the two queries is told as ended, once, and never left out.
             unfinished = connection.execute(_JOBS.where(_UNFINISHED, JOB.c.deleted_at.is_(None))).all()
             ended = connection.execute(_ENDED_JOBS.limit(ended_limit)).all()
-        jobs = {job.id: job for job in map(job_of, [*unfinished, *ended])}
+            # The one query has an index, the other takes what is left: one deleted between the two is told once.
+            gone = connection.execute(_DELETED_JOBS.limit(ended_limit)).all() if deleted else []
+        jobs = {job.id: job for job in map(job_of, [*unfinished, *ended, *gone])}
+        if gone:
+            latest = sorted((job for job in jobs.values() if job.finished_at is not None), key=_by_end, reverse=True)
+            for job in latest[ended_limit:]:
+                del jobs[job.id]
         return sorted(jobs.values(), key=lambda job: (job.submitted_at, job.id), reverse=True)
 
     def page(

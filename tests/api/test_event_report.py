@@ -20,7 +20,7 @@ from dispatcher.power.meter_store import MeterStore
 from dispatcher.power.site_meters import SiteMeters
 from dispatcher.store.engine import database, make_engine
 from dispatcher.store.migrate import upgrade
-from policies.world import Placement, Plan
+from policies.world import JobState, Placement, Plan
 from tests.api.fake import FakeServices, Server
 
 #: A Tuesday; the event is from 16 to 18 h.
@@ -504,3 +504,18 @@ def test_flexibility_over_http_and_on_the_command_line(plain: Site) -> None:
         assert "450 W" in plain.command(*command).output
     refused = plain.server.call("GET", "/v1/flexibility", params={"region": "mars"})
     assert refused.status_code == 422 and refused.json()["error"]["problems"][0]["remedy"] == "must be one of north"
+
+
+def test_a_job_that_was_deleted_since_stays_in_the_report(plain: Site) -> None:
+    plain.minutes(at(3), at(15), cut(60_000.0))
+    assert plain.create("--duration", "2h", "--limit-w", "65000").exit_code == 0
+    assert plain.server.submit("waits").ok and plain.server.submit("goes").ok
+    plain.minutes(at(15), at(21), cut(60_000.0))
+    for job_id in ("waits", "goes"):
+        plain.server.services.change(job_id, to=JobState.CANCELLED)
+    before = plain.report()
+    assert plain.server.call("DELETE", "/v1/jobs/goes").ok
+    after = plain.report()
+    assert after["jobs"] == before["jobs"]
+    assert "Jobs that were deleted since count as they were: goes." in after["caveats"]
+    assert not any("deleted" in one for one in before["caveats"])

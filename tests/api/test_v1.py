@@ -449,6 +449,23 @@ def test_a_pause_takes_off_the_baseline_what_is_known_of_its_restart(
     assert "takes gridshift.restart_s off that time where the job's owner stated it" in caveat and "at most 10%" in caveat
 
 
+def test_deleting_a_job_takes_nothing_out_of_savings(server: Server, services: FakeServices) -> None:
+    services.clock = VirtualClock(datetime(2026, 1, 1, tzinfo=UTC))
+    for job_id in ("j", "k"):
+        server.submit(job_id)
+        attempt = services.launch(job_id)
+        services.clock.advance(3600)
+        services.change(job_id, energy_kwh=2.0, cost=0.4, carbon_kg=0.6, cost_currency="EUR")
+        services.end(attempt, JobState.SUCCEEDED)
+    kept = services.store.ray_jobs()
+    assert server.call("DELETE", "/v1/jobs/k").json() == {"id": "k", "deleted": True}
+    assert [job["id"] for job in server.get("/v1/jobs")["jobs"]] == ["j"]
+    told = server.get("/v1/savings")
+    assert told["totals"]["jobs"] == len(kept) == 2 and told["totals"]["energy_kwh"] == 4.0
+    assert told["deleted_jobs"] == ["k"]
+    assert "1 of the ended jobs were deleted since, and count all the same: k" in told["caveats"]
+
+
 def test_the_time_of_a_run_is_without_the_time_it_stood_frozen() -> None:
     start = datetime(2026, 1, 1, tzinfo=UTC)
     ran = Attempt("j", 1, "north", "j-1", start, started_at=start, ended_at=start + timedelta(seconds=500), frozen_s=200.0)

@@ -281,6 +281,9 @@ def test_ray_jobs(store: Store) -> None:
     assert [one.id for one in store.ray_jobs(2)] == ["j5", "j4", "j2", "j1"]
     assert [one.id for one in store.ray_jobs()] == ["j5", "j4", "j2", "j1", "j0"]
     assert [one.id for one in store.ray_jobs(0)] == ["j5", "j4"]
+    assert [one.id for one in store.ray_jobs(deleted=True)] == ["j5", "j4", "j3", "j2", "j1", "j0"]
+    assert [one.id for one in store.ray_jobs(2, deleted=True)] == ["j5", "j4", "j3", "j1"], "the latest, deleted or not"
+    assert [one.id for one in store.ray_jobs(0, deleted=True)] == ["j5", "j4"]
 
 
 def test_pages(store: Store) -> None:
