@@ -191,9 +191,24 @@ def _headline(plan: Json, made_at: datetime) -> str:
         parts.append(f"objective {total}")
     if (bound := cost(plan.get("bound"), money)) is not None:
         parts.append(f"proven lower bound {bound}")
-    if plan.get("gap") is not None:
-        parts.append(f"gap {plan['gap']:.1%}")
+    if (gap := _gap(plan, money)) is not None:
+        parts.append(gap)
     return ", ".join(parts)
+
+
+def _gap(plan: Json, money: str) -> str | None:
+    """How far the plan may be above the least there is, in money; as a share too where that says something: of next to
+    nothing, or of a sum that is smaller than the gap, a share is no measure."""
+    objective, bound, share = plan.get("objective"), plan.get("bound"), plan.get("gap")
+    if not isinstance(objective, int | float) or not isinstance(bound, int | float):
+        return None
+    apart = max(0.0, objective - bound)
+    if apart < FINEST:
+        return "gap 0.0%"
+    told = f"at most {cost(apart, money)} above it"
+    if not isinstance(share, int | float) or abs(share) > 1.0 or abs(objective) < FINEST:
+        return told
+    return f"gap {share:.1%} ({told})"
 
 
 def _known(text: object) -> datetime:

@@ -142,10 +142,13 @@ def new_peaks(world: World, placements: Mapping[str, Placement]) -> tuple[NewPea
 
 
 def gap(objective: float, bound: float | None) -> float | None:
-    """How far an objective may be above the best there is."""
+    """How far an objective may be above the best there is, as a share of it; None where there is no bound, and for an
+    objective of nothing above a bound that lies lower."""
     if bound is None:
         return None
-    return (objective - bound) / abs(objective) if abs(objective) > 1e-9 else 0.0
+    if abs(objective) > 1e-9:
+        return (objective - bound) / abs(objective)
+    return 0.0 if objective - bound <= 1e-9 else None
 
 
 @dataclass(frozen=True)

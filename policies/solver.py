@@ -255,14 +255,19 @@ class Solver:
             (self.start, fleet.starts, self._unit_start),
             (self.team, work.team_gpus, self._unit_gpu),
         ]
+        # A price on room that all jobs together cannot fill, left over from a plan before, would only weaken the bound; one on
+        # what has no limit any more would make it wrong.
+        scarce = [np.isfinite(limit) & (limit < most) for (_, limit, _), most in zip(kinds, self._most_used, strict=True)]
+        for (price, _, _), binds in zip(kinds, scarce, strict=True):
+            price[~binds] = 0.0
+        scarce = [binds for binds, kind in zip(scarce, kinds, strict=True) if np.isfinite(kind[1]).any()]
         kinds = [kind for kind in kinds if np.isfinite(kind[1]).any()]
         moments = [(np.zeros_like(price), np.zeros_like(price)) for price, _, _ in kinds]
         means = [price.copy() for price, _, _ in kinds]
         for step in range(1, steps + 1):
             self._respond(self.parts, self.demand, self.prices, 0)  # a rough answer of those who may be paused will do
             size = first * (last / first) ** (step / steps)
-            for (price, limit, unit), (mean, spread), steady in zip(kinds, moments, means, strict=True):
-                bounded = np.isfinite(limit)
+            for (price, limit, unit), (mean, spread), steady, bounded in zip(kinds, moments, means, scarce, strict=True):
                 most = np.where(bounded, limit, 0.0)
                 over = np.where(bounded, (self._used(price) - most) / np.maximum(most, 1.0), 0.0)
                 mean += 0.2 * (over - mean)
@@ -274,7 +279,48 @@ class Solver:
         for (price, _, _), steady in zip(kinds, means, strict=True):
             price[:] = steady
         self.respond_carefully()
-        return self._bound()
+        bound = self._bound()
+        if bound < self._bound_at_no_prices():  # not settled yet: no prices at all prove more
+            self._forget_prices()
+            self.respond_carefully()
+            bound = self._bound()
+        return bound
+
+    def keep_prices(self) -> bool:
+        """Whether the prices as they are prove more than none; else they are dropped. Those of a plan before do not when its
+        jobs have gone, or drew far more than those that are left: steps in today's sizes would not bring them down in time."""
+        self._respond(self.parts, self.demand, self.prices, 0)
+        if self._bound() >= self._bound_at_no_prices():
+            return True
+        self._forget_prices()
+        return False
+
+    def _forget_prices(self) -> None:
+        for price in (self.gpu, self.lane_watt, self.region_watt, self.start, self.team):
+            price[:] = 0.0
+
+    def _bound_at_no_prices(self) -> float:
+        """What all jobs cost at least, each as if it were alone."""
+        return float(np.minimum(self.demand.floor.min(axis=1, initial=np.inf), self.work.unserved_cost).sum())
+
+    @property
+    def _most_used(self) -> tuple[Floats, Floats, Floats, Floats, Floats]:
+        """The most that all jobs together could use at once, beside each kind of limit: GPUs and W at the meter by lane, W
+        and places by region, GPUs by team."""
+        work, fleet = self.work, self.fleet
+        able = np.isfinite(self.demand.floor)
+        watts = able * work.power_w[:, None] * work.draw * fleet.pue[None, :] * float(work.cap_draw.max(initial=1.0))
+        by_region, places = np.zeros(self.regions), np.zeros(self.regions)
+        for region in range(self.regions):
+            here = fleet.region == region
+            by_region[region] = watts[:, here].max(axis=1, initial=0.0).sum()
+            places[region] = able[:, here].any(axis=1).sum()
+        by_team = np.bincount(work.team, weights=work.gpus, minlength=len(work.team_gpus))
+        # rounding must not take a price off room that is just filled
+        return tuple(
+            most[:, None] * (1 + 1e-9)
+            for most in ((able * work.gpus[:, None]).sum(axis=0), watts.sum(axis=0), by_region, places, by_team)
+        )  # type: ignore[return-value]
 
     def respond_carefully(self) -> None:
         """Work out what each job would pay at its best place at the prices, as tightly as can be."""
@@ -582,7 +628,7 @@ def run(solver: Solver, effort: float = 1.0, warm: Warm | None = None) -> Answer
         solver.empty()
         solver.place(np.arange(jobs), 0.0, solver.prices)
         return solver.answer(float(solver.value.sum()), 0)
-    known = warm is not None and solver.warm_up(warm)
+    known = warm is not None and solver.warm_up(warm) and solver.keep_prices()
     power = bool(np.isfinite(solver.fleet.region_w).any() or np.isfinite(solver.fleet.lane_w).any())
     steps, first, last = (WARM_POWER if known else COLD_POWER) if power else (WARM if known else COLD)
     steps = max(2, round(steps * max(1.0, effort)))

@@ -266,7 +266,7 @@ def plan_line(plan: Json, now: datetime | None) -> str:
     money = str(plan.get("currency") or "")
     pieces = [f"plan made {clock_text(plan.get('made_at'), now)} UTC", f"{len(plan['placements']):,} jobs placed"]
     pieces.append(f"objective {number_text(plan.get('objective'), money)}")
-    if plan.get("gap") is not None:
+    if plan.get("gap") is not None and abs(float(plan["gap"])) <= 1.0:  # of next to nothing a share is no measure
         pieces.append(f"at most {number_text(100.0 * float(plan['gap']), '%', 1)} above a proven lower bound")
     late = [p for p in plan["placements"] if float(p.get("late_s") or 0.0) > 0]
     line = f'<div class="gs gs-dim">{escape(" · ".join(pieces))}</div>'

@@ -259,3 +259,16 @@ def test_the_command_asks_for_what_it_draws(api: FakeApi, run: Run) -> None:
     del api.answers["GET", "/v1/status"]  # a control plane that does not say when it is
     without = run("plan")
     assert without.exit_code == 0 and "┊now" not in without.stdout
+
+
+@pytest.mark.parametrize(
+    ("sums", "told"),
+    [
+        ({"objective": 12.5, "bound": 12.0, "gap": 0.04}, "gap 4.0% (at most 0.50 EUR above it)"),
+        ({"objective": 0.0268, "bound": -0.13, "gap": 5.998}, "proven lower bound -0.13 EUR, at most 0.16 EUR above it"),
+        ({"objective": 0.0, "bound": -0.14, "gap": None}, "proven lower bound -0.14 EUR, at most 0.14 EUR above it"),
+        ({"objective": 0.0, "bound": 0.0, "gap": 0.0}, "proven lower bound 0.00 EUR, gap 0.0%"),
+    ],
+)
+def test_the_gap_is_told_in_money_and_as_a_share_only_where_one_says_something(sums: dict[str, Any], told: str) -> None:
+    assert chart(200, plan(**sums))[0].endswith(told)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from policies import one_by_one
 from policies.planner import Gridshift, plan
 from policies.world import Budget, GpuPool, JobState, Pausable, Reserved, ShiftWindow
 from tests.policies.worlds import NOW, check_plan, job, region, running, series, world
@@ -221,3 +222,36 @@ def test_what_the_solver_leaves_keeps_to_headroom_and_gpu_types() -> None:
     picky = job("picky", gpu_types={"H100": 1.0}, deadline_at=NOW + timedelta(minutes=30))
     made = plan(world([picky], [region("a", [50.0] * 192, pools=pools)]))
     assert "8 A100" in made.unplaced["picky"] and "H100" in made.unplaced["picky"]
+
+
+@pytest.mark.parametrize("call", [False, True])
+@pytest.mark.parametrize(("left", "power_w"), [(0, 1000.0), (1, 1000.0), (1, 100.0), (4, 100.0), (6, 100.0)])
+def test_the_bound_of_a_few_jobs_owes_nothing_to_the_crowd_before_them(left: int, power_w: float, call: bool) -> None:
+    budgets = (Budget("a", NOW + 2 * H, NOW + 4 * H, 1500.0, "e", "call"),) if call else ()
+    prices = [60.0 + (7 * n) % 40 for n in range(192)]
+    policy = Gridshift()
+    crowd = [job(f"j{n}", gpus=1 + n % 2) for n in range(20)]
+    policy.plan(world(crowd, [region("a", prices, gpus=4.0)], budgets=budgets))
+    few = [job(f"k{n}", power_w=power_w) for n in range(left)]
+    made = policy.plan(world(few, [region("a", prices, gpus=4.0)], budgets=budgets))
+    assert len(made.placements) == left and made.bound is not None and made.gap is not None
+    assert made.bound >= 0.0, "where nothing pays for being drawn, no plan costs less than nothing"
+    assert 0.0 <= made.objective - made.bound <= 0.01 * made.objective + 1e-9
+    assert 0.0 <= made.gap <= 0.01
+
+
+def test_no_price_of_a_limit_that_is_gone_is_left_in_the_bound() -> None:
+    prices = [60.0 + (7 * n) % 40 for n in range(192)]
+    crowd = [job(f"j{n}") for n in range(12)]
+    here = region("a", prices, gpus=8.0)
+    policy = Gridshift()
+    policy.plan(world(crowd, [here], budgets=(Budget("a", NOW, NOW + 10 * H, 2000.0, "e", "call"),)))
+    made, fresh = policy.plan(world(crowd, [here])), plan(world(crowd, [here]))
+    assert made.bound is not None and made.bound <= min(made.objective, fresh.objective) + 1e-9
+    standing = policy._standing
+    assert standing is not None and not standing.solver.region_watt.any(), "its price would be added to the costs of all jobs"
+
+
+def test_a_gap_is_no_share_of_nothing() -> None:
+    assert one_by_one.gap(0.0, -0.14) is None, "not 0 %: the bound says nothing of the kind"
+    assert one_by_one.gap(0.0, 0.0) == 0.0 and one_by_one.gap(2.0, 1.0) == 0.5
