@@ -87,7 +87,8 @@ def report_of(sources: Sources, source: str, event_id: str, now: datetime) -> Ev
         raise NotFound(f"there is no event {event_id} from {source}{where}")
     if sources.config.replay is not None:
         raise IllegalMove("time is replayed here, and meters run by the wall's clock: what they say is of another time")
-    versions = versions_of(event, sources.store.grid_event_changes(source, event_id), _response_s(sources.config, source))
+    changes = sources.store.grid_event_changes(source, event_id)
+    versions = versions_of(event, changes, _response_s(sources.config, source))
     asked = _asked(versions)
     if asked is None:
         raise IllegalMove(f"event {event_id} from {source} limits nothing, so there is nothing to measure")
@@ -97,7 +98,7 @@ def report_of(sources: Sources, source: str, event_id: str, now: datetime) -> Ev
         raise NotBegun(
             f"event {event_id} is scheduled from {start:%Y-%m-%d %H:%M:%S} UTC to {until}; it has a report once it has begun"
         )
-    return _Maker(sources, event, versions, start, end, now).report()
+    return _Maker(sources, event, changes, versions, start, end, now).report()
 
 
 # --- what was asked -----------------------------------------------------------------------------------------------
@@ -125,6 +126,24 @@ def versions_of(event: GridEvent, changes: Iterable[GridEventChange], response_s
         )
         for one in taken
     )
+
+
+def opted_out_spans(
+    changes: Iterable[GridEventChange], start: datetime, end: datetime
+) -> tuple[tuple[datetime, datetime], ...]:
+    """When within ``[start, end)`` an operator had opted out of an event, from its history."""
+    spans: list[tuple[datetime, datetime]] = []
+    since: datetime | None = None
+    for one in sorted((one for one in changes if one.what in ("opted_out", "opted_in")), key=lambda one: (one.at, one.seq)):
+        if one.what == "opted_out":
+            since = since or one.at
+        elif since is not None:
+            spans.append((since, one.at))
+            since = None
+    if since is not None:
+        spans.append((since, end))
+    cut = [(max(a, start), min(b, end)) for a, b in spans]
+    return tuple((a, b) for a, b in cut if b > a)
 
 
 def _after(steps: Sequence[GridStep], at: datetime) -> list[GridStep]:
@@ -216,12 +235,14 @@ class _Maker:
         self,
         sources: Sources,
         event: GridEvent,
+        changes: Sequence[GridEventChange],
         versions: tuple[Version, ...],
         start: datetime,
         end: datetime | None,
         now: datetime,
     ) -> None:
         self._from, self._event, self._versions, self._now = sources, event, versions, now
+        self._changes = changes
         self._region = sources.config.region(event.region)
         self._programme = programme_of(sources.config, event.source)
         self._meter = sources.meters.meter_of(event.region, event.branch)
@@ -272,6 +293,7 @@ class _Maker:
             open_end=self._end is None and not self._event.cancelled,
             runs_until=self._end if self._end is not None and self._end > self._now and not self._event.cancelled else None,
             opted_out=self._event.opted_out or "",
+            opted_out_spans=opted_out_spans(self._changes, window.start, window.end),
             told_at=self._now,
             late_s=self._late_s,
         )

@@ -239,7 +239,9 @@ def _outcome(report: Json | str | None) -> tuple[str, str]:
         return f"{UNKNOWN}<small>{escape(report)}</small>", f"amount {UNKNOWN}"
     verdict = str(report.get("verdict") or UNKNOWN)
     mark = (
-        f'<span class="gs-red">{escape(verdict)}</span>' if verdict in ("missed", "not proven") else f"<b>{escape(verdict)}</b>"
+        f'<span class="gs-red">{escape(verdict)}</span>'
+        if verdict in ("missed", "not proven", "partly judged")
+        else f"<b>{escape(verdict)}</b>"
     )
     basis = str((report.get("metered") or {}).get("basis") or "")
     mark += f" {SIMULATED}" if basis.startswith("SIMULATED") else ""

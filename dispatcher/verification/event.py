@@ -19,6 +19,7 @@ class EventFacts:
     ``open_end``: the event has not ended, and the window's end is only where measuring stopped; ``runs_until``: likewise, and
     this is when it will end. ``asked_until``: its first
     end, where it was cancelled or shortened on the way; the report sets it, and measures up to where something was owed.
+    ``opted_out`` is why the site has opted out, ``opted_out_spans`` when it had, as far as that is on record.
     ``told_at``: as of when this is told (None: when all is in); a reading may come ``late_s`` after the end of its time.
     """
 
@@ -31,6 +32,7 @@ class EventFacts:
     open_end: bool = False
     runs_until: datetime | None = None
     opted_out: str = ""
+    opted_out_spans: tuple[tuple[datetime, datetime], ...] = ()
     asked_until: datetime | None = None
     told_at: datetime | None = None
     late_s: float = 0.0
@@ -68,7 +70,9 @@ class Beside:
 @dataclass(frozen=True)
 class EventReport:
     """Everything that is said of one event. ``verdict``: ``met``, ``missed``, ``not proven`` (nothing measured was wrong,
-    but not all was measured), ``opted out``, ``nothing owed`` or ``unknown``; ``headline`` says it in a sentence.
+    but not all was measured), ``partly judged`` (as ``met``, but the meter's slots reach beyond more than a tenth of what was
+    owed), ``opted out``, ``nothing owed`` or ``unknown``; ``headline`` says it in a sentence.
+    ``held`` is what the site is judged by: ``owed`` less the time in which it had opted out.
     ``delivered``, ``aftermath`` and the nets are None where there is no baseline. ``coverage`` is the share of the event in
     which power was measured; for ``spread_s`` of the rest the energy of a longer stretch is known, and no power.
     """
@@ -99,6 +103,7 @@ class EventReport:
     settlement: Settlement | None = None
     caveats: tuple[str, ...] = ()
     spread_s: float = 0.0
+    held: tuple[Held, ...] = ()
 
     def by(self, method: str) -> MeteredSeries | None:
         """The expected draw by one method, whether it counts or stands beside; None where it is not among them."""

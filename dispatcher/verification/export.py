@@ -67,10 +67,13 @@ def shown(report: EventReport) -> Shown:
         if most is None:
             continue
         a = int(np.ceil(own.offset_s(one.start) / own.step_s - 1e-6))
-        hold = int(np.ceil(own.offset_s(one.hold_at) / own.step_s - 1e-6))
         b = int(np.ceil(own.offset_s(one.end) / own.step_s - 1e-6))
-        whole = int(np.floor(own.offset_s(one.end) / own.step_s + 1e-6))
         limit[max(0, a) : max(0, b)] = most.watts[max(0, a) : max(0, b)]
+    for one in report.held:
+        if target(one, own, base) is None:
+            continue
+        hold = int(np.ceil(own.offset_s(one.hold_at) / own.step_s - 1e-6))
+        whole = int(np.floor(own.offset_s(one.end) / own.step_s + 1e-6))
         judged[max(0, hold) : max(0, whole)] = True
     gone = None if base is None else replace(own, watts=base.watts - own.watts, estimated=own.estimated)
     return Shown(own, base, MeteredSeries(start, own.step_s, limit), tuple(bool(one) for one in judged), gone, plan)

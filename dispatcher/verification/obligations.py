@@ -4,7 +4,7 @@ A modification changes nothing before its receipt: until then the old obligation
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import pairwise
 
@@ -107,6 +107,23 @@ def in_force(versions: Sequence[Version], until: datetime) -> tuple[Held, ...]:
             else:
                 made.append(one)
     return tuple(made)
+
+
+def without(owed: Sequence[Held], spans: Sequence[tuple[datetime, datetime]]) -> tuple[Held, ...]:
+    """``owed`` less ``spans`` in which the site had opted out. After each of them the ramp is allowed anew."""
+    left = list(owed)
+    for begin, stop in spans:
+        parts: list[Held] = []
+        for one in left:
+            if stop <= one.start or begin >= one.end:
+                parts.append(one)
+                continue
+            if begin > one.start:
+                parts.append(replace(one, end=begin, hold_at=min(one.hold_at, begin)))
+            if stop < one.end:
+                parts.append(replace(one, start=stop, hold_at=min(stop + (one.hold_at - one.start), one.end)))
+        left = parts
+    return tuple(left)
 
 
 def _no_stricter(segment: Segment, before: Held) -> bool:

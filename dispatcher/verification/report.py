@@ -13,9 +13,9 @@ from dispatcher.verification.baselines import Baseline
 from dispatcher.verification.delivered import AFTER, aftermath, delivered, net_shed_kwh
 from dispatcher.verification.event import Beside, EventFacts, EventReport, TierCost
 from dispatcher.verification.export import to_csv, to_json
-from dispatcher.verification.holding import WINDOWS_S, compliance, tracking, worst_rise
+from dispatcher.verification.holding import WINDOWS_S, Compliance, Tracking, compliance, tracking, worst_rise
 from dispatcher.verification.like_days import Calendar
-from dispatcher.verification.obligations import Held, Version, in_force
+from dispatcher.verification.obligations import Held, Version, in_force, without
 from dispatcher.verification.programme import Outcome, Programme, breaches_of, settle
 from dispatcher.verification.series import Figure, MeteredSeries, coverage, mean_w
 from dispatcher.verification.wording import caveats_of, headline_of, verdict_of
@@ -55,8 +55,9 @@ def event_report(
     base = baseline.series
     interval = interval_s or max(60.0, metered.step_s)
     made = delivered(metered, base, owed, worst_case_w, interval) if base is not None and owed else None
-    kept = tracking(metered, base, owed, reference_w)
-    judged = tuple(compliance(metered, base, owed, one, tolerance_w) for one in _window_lengths(metered))
+    held = without(owed, facts.opted_out_spans)
+    kept = tracking(metered, base, held, reference_w)
+    judged = [compliance(metered, base, held, one, tolerance_w) for one in _window_lengths(metered)]
     after = None
     nets: tuple[Figure | None, Figure | None] = (None, None)
     if base is not None:
@@ -81,7 +82,7 @@ def event_report(
         baseline=baseline,
         delivered=made,
         tracking=kept,
-        compliance=judged,
+        compliance=_within(judged, (window.end - window.start).total_seconds()),
         rise=worst_rise(metered, window.start, window.end + AFTER),
         aftermath=after,
         net_event_kwh=nets[0],
@@ -95,11 +96,16 @@ def event_report(
         beside=tuple(_beside(one, metered, owed, interval) for one in beside),
         refused=tuple(refused),
         jobs=tuple(jobs),
+        held=held,
     )
     if programme is not None:
-        outcome = _outcome(report)
+        # An opt-out takes nothing off what the programme's terms say of all that was asked.
+        outcome = _outcome(report, kept if held == owed else tracking(metered, base, owed, reference_w))
         report = replace(report, settlement=settle(programme, outcome, breaches_of(programme, window, earlier)))
-    report = replace(report, verdict=verdict_of(report))
+    mine = made
+    if held != owed and base is not None:  # what was delivered is told of all that was asked; we are judged by the rest of it
+        mine = delivered(metered, base, held, worst_case_w, interval) if held else None
+    report = replace(report, verdict=verdict_of(report, mine))
     return replace(report, headline=headline_of(report), caveats=caveats_of(report))
 
 
@@ -110,6 +116,12 @@ def _midnight(calendar: Calendar, day: date) -> datetime:
 def _window_lengths(metered: MeteredSeries) -> tuple[float, ...]:
     """The usual windows, and the meter's own slot where it is longer than all of them."""
     return WINDOWS_S if metered.step_s <= max(WINDOWS_S) else (*WINDOWS_S, metered.step_s)
+
+
+def _within(judged: Sequence[Compliance], event_s: float) -> tuple[Compliance, ...]:
+    """Without windows longer than the event, which it never filled; the shortest that tells anything stays."""
+    shortest = min((one.window_s for one in judged if one.reason is None), default=0.0)
+    return tuple(one for one in judged if one.reason is not None or one.window_s <= max(event_s, shortest) + 1e-9)
 
 
 def _beside(baseline: Baseline, metered: MeteredSeries, owed: Sequence[Held], interval_s: float) -> Beside:
@@ -127,7 +139,7 @@ def _beside(baseline: Baseline, metered: MeteredSeries, owed: Sequence[Held], in
     )
 
 
-def _outcome(report: EventReport) -> Outcome:
+def _outcome(report: EventReport, kept: Tracking) -> Outcome:
     made = report.delivered
     seconds = sum(one.seconds for one in report.owed)
     kw = made.committed_kwh * 3600 / seconds if made is not None and made.committed_kwh is not None and seconds else None
@@ -137,7 +149,7 @@ def _outcome(report: EventReport) -> Outcome:
         committed_kw=kw,
         shortfall_kwh=made.shortfall_kwh if made else None,
         unmeasured_kwh=(made.unmeasured_kwh or 0.0) if made else 0.0,
-        over_cap_kwh=report.tracking.over_cap_kwh,
-        unmeasured_over_cap=report.tracking.coverage < 1,
+        over_cap_kwh=kept.over_cap_kwh,
+        unmeasured_over_cap=kept.coverage < 1,
         opted_out=bool(report.facts.opted_out),
     )

@@ -26,6 +26,7 @@ _VERDICTS = {
     "met": ("met", "good"),
     "missed": ("missed", "bad"),
     "not proven": ("not proven", "bad"),
+    "partly judged": ("partly judged", "bad"),
     "opted out": ("opted out", "bad"),
     "nothing owed": ("nothing owed", "soft"),
     "unknown": ("unknown", "bad"),

@@ -2,12 +2,15 @@
 
 from datetime import UTC, datetime, timedelta
 
+from dispatcher.verification.delivered import Delivered
 from dispatcher.verification.event import EventReport
 from dispatcher.verification.holding import NO_WHOLE_SLOT, Compliance
 from policies.sentences import kw
 
 #: Said: a recovery steeper than this share of the reference in a minute, and a load afterwards so far above its baseline.
 RISE_BAR, SNAPBACK_BAR = 0.05, 0.02
+#: Of less of what was owed nothing is said to be met, however good that part was.
+LEAST_JUDGED = 0.9
 
 
 def decisive(report: EventReport) -> Compliance | None:
@@ -16,15 +19,16 @@ def decisive(report: EventReport) -> Compliance | None:
     return next((one for one in told if one.window_s == 60.0), told[0] if told else None)
 
 
-def verdict_of(report: EventReport) -> str:
-    """The verdict in one word or two; see EventReport."""
-    if report.facts.opted_out:
+def verdict_of(report: EventReport, made: Delivered | None) -> str:
+    """The verdict in one word or two; see EventReport. ``made`` is what was delivered in the time that is judged."""
+    opted_out = report.facts.opted_out or report.facts.opted_out_spans
+    if opted_out and (not report.held or not report.facts.opted_out_spans):
         return "opted out"
     if not report.owed:
         return "nothing owed"
-    held, made = decisive(report), report.delivered
-    limited = any(one.limit_w is not None for one in report.owed)
-    promised = any(one.committed_w is not None for one in report.owed)
+    held = decisive(report)
+    limited = any(one.limit_w is not None for one in report.held)
+    promised = any(one.committed_w is not None for one in report.held)
     if (limited and held is None) or (not limited and (made is None or made.performance is None)):
         return "unknown"
     if not limited and made is not None and made.judged_kwh.value is None:
@@ -42,9 +46,17 @@ def verdict_of(report: EventReport) -> str:
         # is in slots that reach beyond it, is no matter of the event.
         if made.judged_kwh.value < (made.judged_owed_kwh or 0.0) * (1 - 1e-9):
             return "missed"
-        half_s = sum(one.seconds for one in report.owed) / 2
+        half_s = sum(one.seconds for one in report.held) / 2
         kept = kept and made.judged_kwh.complete and made.judged_s >= half_s - 1e-6
-    return "met" if kept else "not proven"
+    if not kept:
+        return "not proven"
+    return "partly judged" if limited and judged_share(report) < LEAST_JUDGED - 1e-9 else "met"
+
+
+def judged_share(report: EventReport) -> float:
+    """The share of the holds that lies in slots of the meter which do not reach beyond them; 1 where nothing was held."""
+    held_s = sum((one.end - one.hold_at).total_seconds() for one in report.held)
+    return 1.0 - _unjudged_s(report) / held_s if held_s > 0 else 1.0
 
 
 def percent(share: float | None, digits: int = 1) -> str:
@@ -94,9 +106,20 @@ def _awaited(report: EventReport) -> str:
 
 def headline_of(report: EventReport) -> str:
     """What happened, in one or two sentences, and whether it is too early to say."""
-    told = _headline(report)
+    told = f"{_headline(report)}{_opted_out_told(report)}"
     still = _awaited(report) if report.verdict in ("not proven", "unknown") else ""
     return f"{told} {still}." if still else told
+
+
+def _opted_out_told(report: EventReport) -> str:
+    """When the site had opted out, where it is judged by the rest; else empty."""
+    if report.verdict in ("opted out", "nothing owed") or not report.facts.opted_out_spans:
+        return ""
+    one_day = report.facts.window.start.date() == report.facts.window.end.date()
+    form = "%H:%M:%S" if one_day else "%Y-%m-%d %H:%M:%S"
+    spans = [f"from {a.astimezone(UTC):{form}} to {b.astimezone(UTC):{form}}" for a, b in report.facts.opted_out_spans]
+    why = f" ({report.facts.opted_out.rstrip('.')})" if report.facts.opted_out else ""
+    return f" The site had opted out {' and '.join(spans)} UTC{why}: that time is not judged."
 
 
 def _cannot_tell(report: EventReport) -> str:
@@ -113,7 +136,8 @@ def _cannot_tell(report: EventReport) -> str:
 def _headline(report: EventReport) -> str:
     held, made = decisive(report), report.delivered
     if report.verdict == "opted out":
-        return f"The site opted out: {report.facts.opted_out.rstrip('.')}."
+        why = f": {report.facts.opted_out.rstrip('.')}" if report.facts.opted_out else " for all of it"
+        return f"The site opted out{why}."
     if report.verdict == "nothing owed":
         return "The event was over or cancelled before anything was owed."
     if report.verdict == "unknown":
@@ -133,7 +157,9 @@ def _headline(report: EventReport) -> str:
         size = "minute" if held.window_s == 60 else f"window of {span(held.window_s)}"
         if held.unjudged_s > 1e-6:
             size += " that lies wholly within its time"
-        if held.within == held.windows:
+        if report.verdict == "partly judged":
+            parts.append(_partly(report, held))
+        elif held.within == held.windows:
             told = ", which are too few to tell by" if held.unjudged_holds else ""
             parts.append(f"It stayed within the limit in every {size}{told}")
         elif held.within == held.measured:
@@ -144,6 +170,17 @@ def _headline(report: EventReport) -> str:
             told = f"It stayed within the limit in {held.within:,} of {held.windows:,} {sizes}"
             parts.append(f"{told}, and was over it by up to {kw(held.worst_excess_w)}")
     return ("So far: " if goes_on else "") + ". ".join(parts) + "."
+
+
+def _partly(report: EventReport, held: Compliance) -> str:
+    """That the part that could be judged was met, and how much of the whole that is."""
+    held_s = sum((one.end - one.hold_at).total_seconds() for one in report.held)
+    size = "minutes" if held.window_s == 60 else f"windows of {span(held.window_s)}"
+    whole = max(held.windows + 1, round(held_s / held.window_s))
+    kept = (
+        "stayed within the limit there" if held.within == held.windows else f"stayed within the limit in {held.within} of them"
+    )
+    return f"Met in what could be judged ({held.windows:,} of {whole:,} {size}): it {kept}"
 
 
 def caveats_of(report: EventReport) -> tuple[str, ...]:
@@ -207,6 +244,6 @@ def caveats_of(report: EventReport) -> tuple[str, ...]:
 
 def _unjudged_s(report: EventReport) -> float:
     """Seconds of the holds that lie in slots of the meter which reach beyond them."""
-    whole = [report.metered.whole_slots(one.hold_at, one.end) for one in report.owed]
-    held_s = sum((one.end - one.hold_at).total_seconds() for one in report.owed)
+    whole = [report.metered.whole_slots(one.hold_at, one.end) for one in report.held]
+    held_s = sum((one.end - one.hold_at).total_seconds() for one in report.held)
     return held_s - sum((end - start).total_seconds() for start, end in whole)

@@ -481,6 +481,20 @@ def test_an_opted_out_event_costs_what_the_terms_say(tmp_path: Path) -> None:
         assert report["owed"][0]["limit_w"] == 65_000.0  # what was asked for stays on record
 
 
+def test_an_opt_out_within_an_event_is_told_with_its_times(plain: Site) -> None:
+    plain.minutes(at(3), at(15), cut(60_000.0))
+    assert plain.create("--end", at(18).isoformat(), "--limit-w", "65000").exit_code == 0
+    plain.minutes(at(15), at(16.5), cut(60_000.0))
+    assert plain.command("events", "opt-out", "e1", "--reason", "a release is due").exit_code == 0
+    plain.minutes(at(16.5), at(17), lambda when: 100_000.0)
+    assert plain.server.call("DELETE", "/v1/events/api/e1/opt-out").ok
+    plain.minutes(at(17), at(21), cut(60_000.0))
+    report = plain.report()
+    assert report["facts"]["opted_out_spans"] == [["2026-06-23T16:30:00Z", "2026-06-23T17:00:00Z"]]
+    assert report["verdict"] == "met"
+    assert "The site had opted out from 16:30:00 to 17:00:00 UTC: that time is not judged." in report["headline"]
+
+
 def test_flexibility_over_http_and_on_the_command_line(plain: Site) -> None:
     plain.minutes(at(14), at(15), cut(60_000.0))
     run = Placement("j", "north", ((at(16), at(17)),), None, 2.0, None, 0.0, "cheapest")

@@ -15,7 +15,7 @@ from dispatcher.verification.baselines import Baseline, counterfactual, firm_ser
 from dispatcher.verification.drawings import require
 from dispatcher.verification.export import CSV_COLUMNS
 from dispatcher.verification.like_days import Calendar, EventWindow
-from dispatcher.verification.obligations import Segment, Version
+from dispatcher.verification.obligations import Held, Segment, Version, without
 from dispatcher.verification.programme import Programme
 from dispatcher.verification.report import EventFacts, EventReport, TierCost, event_report, to_csv, to_json
 from dispatcher.verification.report_html import page
@@ -265,7 +265,7 @@ def half_way(low_w: float, minutes: int = 10) -> tuple[MeteredSeries, Segment, E
 
 
 def test_an_event_that_was_kept_is_met_whatever_was_drawn_before_and_after() -> None:
-    metered, call, facts = half_way(60_000.0)
+    metered, call, facts = half_way(60_000.0, 12)
     made = report(metered, call, facts)
     assert made.verdict == "met"
     assert made.headline.endswith("It stayed within the limit in every minute that lies wholly within its time.")
@@ -274,10 +274,59 @@ def test_an_event_that_was_kept_is_met_whatever_was_drawn_before_and_after() -> 
     promise = replace(call, limit_w=None, committed_w=40_000.0)
     assert report(metered, promise, facts).verdict == "met"
     assert report(metered, replace(promise, committed_w=40_001.0), facts).verdict == "missed"
-    missed = report(half_way(70_500.0)[0], call, facts)
-    assert missed.verdict == "missed" and "in 0 of 8 minutes, and was over it by up to 500 W." in missed.headline
-    small = report(half_way(70_000.04)[0], call, facts)
+    missed = report(half_way(70_500.0, 12)[0], call, facts)
+    assert missed.verdict == "missed" and "in 0 of 10 minutes, and was over it by up to 500 W." in missed.headline
+    small = report(half_way(70_000.04, 12)[0], call, facts)
     assert "over it by up to 0.04 W." in small.headline
+
+
+@pytest.mark.parametrize(("minutes", "told"), [(3, "1 of 2 minutes"), (6, "4 of 5 minutes"), (10, "8 of 9 minutes")])
+def test_what_could_be_judged_only_in_part_is_not_called_met(minutes: int, told: str) -> None:
+    metered, call, facts = half_way(60_000.0, minutes)
+    made = report(metered, call, facts)
+    assert made.verdict == to_json(made)["verdict"] == "partly judged"
+    assert f"Met in what could be judged ({told}): it stayed within the limit there." in made.headline
+    assert 'class="mark verdict bad">partly judged<' in page(made)
+    assert report(half_way(70_500.0, minutes)[0], call, facts).verdict == "missed"
+
+
+def test_windows_longer_than_the_event_are_not_shown() -> None:
+    for minutes, shown in ((2, [60.0]), (3, [60.0]), (5, [60.0, 300.0]), (30, [60.0, 300.0])):
+        end = at(16) + timedelta(minutes=minutes)
+        facts = replace(FACTS, window=EventWindow(at(15.5), at(16), end))
+        made = report(flat(60_000.0), Segment(at(16), end, 70_000.0), facts)
+        assert [one.window_s for one in made.compliance if one.reason is None] == shown
+        assert made.verdict == "met"
+
+
+def test_time_that_was_opted_out_of_is_not_judged_and_is_said() -> None:
+    metered = with_part(METERED, at(16.5), at(17), 99_000.0)
+    call = replace(CALL, ramp_s=0.0)
+    assert report(metered, call).verdict == "missed"
+    facts = replace(FACTS, opted_out_spans=((at(16.5), at(17)),))
+    made = report(metered, call, facts)
+    assert made.verdict == "met"
+    assert made.headline.endswith("The site had opted out from 16:30:00 to 17:00:00 UTC: that time is not judged.")
+    minute = next(one for one in made.compliance if one.window_s == 60.0)
+    assert (minute.windows, minute.within) == (90, 90) and made.tracking.over_cap_kwh == 0.0
+    assert sum(row["judged"] == "1" for row in rows_of(made)) == 90
+    assert made.delivered is not None and made.delivered.energy_kwh.value == pytest.approx(60.5), "all that was asked for"
+    late = with_part(metered, at(17.5), at(17.6), 99_000.0)
+    assert report(late, call, facts).verdict == "missed", "outside that time it is judged as ever"
+    # To the end: what came before is judged, and the reason is said.
+    rest = replace(facts, opted_out="a release", opted_out_spans=((at(16.5), at(18)),))
+    made = report(metered, call, rest)
+    assert made.verdict == "met" and made.headline.endswith("to 18:00:00 UTC (a release): that time is not judged.")
+    whole = replace(facts, opted_out="a release", opted_out_spans=((at(16), at(18)),))
+    assert report(metered, call, whole).verdict == "opted out"
+
+
+def test_after_an_opt_out_the_ramp_is_allowed_anew() -> None:
+    held = without((Held(at(16), at(16.1), at(18), 70_000.0, None, 0),), [(at(17), at(17.5))])
+    assert [(one.start, one.hold_at, one.end) for one in held] == [
+        (at(16), at(16.1), at(17)),
+        (at(17.5), at(17.5) + (at(16.1) - at(16)), at(18)),
+    ]
 
 
 def test_nothing_is_met_from_nothing() -> None:
