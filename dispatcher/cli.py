@@ -599,15 +599,25 @@ def tokens_list(config_path: Path | None, as_json: bool) -> None:
 @config_option
 @json_option
 def tokens_revoke(name: str, config_path: Path | None, as_json: bool) -> None:
-    """Make a token worthless."""
+    """Make a token worthless. Without the last one a control plane on loopback is open again to everybody on its machine."""
     from contextlib import closing
 
-    with closing(open_store(load_config(config_path))) as store:
+    config = load_config(config_path)
+    with closing(open_store(config)) as store:
         store.revoke_token(name).result()
+        left = len(store.tokens())
     if as_json:
-        print_json({"name": name, "revoked": True})
+        print_json({"name": name, "revoked": True, "tokens_left": left, "open": left == 0 and config.server.is_loopback})
     else:
         click.echo(f"token {name} is revoked")
+    if left == 0:
+        now = (
+            f"the control plane at {config.server.host} is now open to everybody on this machine, who may submit, cancel and "
+            "delete jobs, and events too, without a token"
+            if config.server.is_loopback
+            else f"the control plane at {config.server.host} now refuses everybody"
+        )
+        click.echo(f"warning: that was the last token: {now}. 'gridshift tokens create NAME' makes another", err=True)
 
 
 if __name__ == "__main__":

@@ -41,6 +41,8 @@ def fail_with_problems(error: Any, code: int) -> NoReturn:
     lines = [problem_line(p) for p in error.problems]
     for line in lines or [f"gridshift: {error.message}"]:
         click.echo(line, err=True)
+    if error.status == 401:
+        click.echo("give the token in $GRIDSHIFT_TOKEN; 'gridshift tokens create NAME' on its machine makes one", err=True)
     raise click.exceptions.Exit(code)
 
 

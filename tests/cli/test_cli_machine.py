@@ -92,6 +92,31 @@ def test_tokens_live_in_the_database_as_hashes(run: Run, tmp_path: Path) -> None
     assert json.loads(run("tokens", "--json", *at).stdout) == {"tokens": []}
 
 
+@pytest.mark.parametrize(
+    ("server", "said", "is_open"),
+    [("", "now open to everybody on this machine", True), ('host = "0.0.0.0"\n', "now refuses everybody", False)],
+)
+def test_revoking_the_last_token_says_what_that_opens(run: Run, tmp_path: Path, server: str, said: str, is_open: bool) -> None:
+    config = tmp_path / "gridshift.toml"
+    config.write_text(f'[server]\ndata_dir = "data"\n{server}')
+    at = ["--config", str(config)]
+    for name in ("a", "b", "c"):
+        assert run("tokens", "create", name, *at).exit_code == 0
+    first = run("tokens", "revoke", "a", *at)
+    assert first.exit_code == 0 and not first.stderr, "others are left, so every client still needs one"
+    told = json.loads(run("tokens", "revoke", "b", "--json", *at).stdout)
+    assert told == {"name": "b", "revoked": True, "tokens_left": 1, "open": False}
+    last = run("tokens", "revoke", "c", "--json", *at)
+    assert json.loads(last.stdout) == {"name": "c", "revoked": True, "tokens_left": 0, "open": is_open}
+    assert "warning: that was the last token" in last.stderr and said in last.stderr
+
+
+def test_an_answer_that_wants_a_token_says_where_to_give_it(run: Run, api: FakeApi) -> None:
+    api.token = "s3cret"
+    result = run("jobs", "list")
+    assert result.exit_code == 1 and "a token is needed" in result.stderr and "$GRIDSHIFT_TOKEN" in result.stderr
+
+
 def test_db_upgrade(run: Run, tmp_path: Path) -> None:
     config = tmp_path / "gridshift.toml"
     config.write_text('[server]\ndata_dir = "data"\n')
