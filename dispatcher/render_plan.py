@@ -26,7 +26,7 @@ from dispatcher.render import (
     time_of,
     when,
 )
-from policies.sentences import FINEST
+from policies.sentences import FINEST, kw
 
 RUNS, PAUSED, WAITS, DEADLINE, NOW = "█", "─", "·", "|", "┊"
 #: Shortest time ahead that the chart shows.
@@ -60,12 +60,16 @@ def gantt(
     parts.append(Text(_LEGEND, style="dim"))
     parts += [_line("", _now_mark(axis, now), "", label)] if now is not None else []
     parts.append(_line("", axis.ticks(), "", label))
-    regions = list(dict.fromkeys([s["region"] for s in signals] + sorted({p["region"] for p in placements})))
+    beside = [*(plan.get("running") or ()), *(plan.get("limits") or ())]
+    regions = list(
+        dict.fromkeys([s["region"] for s in signals] + sorted({p["region"] for p in [*placements, *beside] if p["region"]}))
+    )
     for i, region in enumerate(regions):
         own = [p for p in shown if p["region"] == region]
         missing = sum(p["region"] == region for p in left_out)
         parts.append(Text(f"{clean(region)}: {_jobs_told(len(own), missing)}", style="bold"))
         parts += [_signal_line(s, axis, label) for s in signals if s["region"] == region]
+        parts += [Text(line) for line in _running_and_limits(plan, region)]
         style = _REGION_STYLES[i % len(_REGION_STYLES)]
         parts += [_job_line(p, jobs.get(p["job_id"], {}), axis, label, style, money, now) for p in own]
     if not placements:
@@ -87,6 +91,35 @@ def _kept_free(kept: Sequence[Json], until: datetime | None = None) -> Iterator[
         yield f"{clean(one['region'])}: {clean(one['sentence'])}"
     if len(told) > _KEPT_LINES:
         yield f"and {len(told) - _KEPT_LINES} more that are kept free for serving: --json shows all"
+
+
+#: So many jobs that run, and limits, are told by region.
+_TOLD = 5
+
+
+def _running_and_limits(plan: Json, region: str) -> Iterator[str]:
+    """The jobs that have a place in a region now, in a line, and the limits up to the horizon, a line each."""
+    running = [one for one in plan.get("running") or () if one["region"] == region]
+    if running:
+        told = ", ".join(f"{clean(one['job_id'])} {_until(one)}" for one in running[:_TOLD])
+        yield f"  running: {told}" + (f" and {len(running) - _TOLD} more" if len(running) > _TOLD else "")
+    limits = [one for one in plan.get("limits") or () if one["region"] == region]
+    for one in limits[:_TOLD]:
+        where = f" of branch {clean(one['branch'])}" if one.get("branch") else ""
+        if one.get("event_id") is None:
+            yield f"  limit{where} {kw(one['limit_w'])}: {clean(one['why'])}"
+            continue
+        end = f"until {when(one['end'])}" if one.get("end") else "without an end yet"
+        yield f"  limit{where} {kw(one['limit_w'])} from {when(one['start'])} {end}: event {clean(one['event_id'])}"
+    if len(limits) > _TOLD:
+        yield f"  and {len(limits) - _TOLD} limits more: --json shows all"
+
+
+def _until(running: Json) -> str:
+    if running["state"] != "running":
+        return f"({running['state']})"
+    end = running.get("expected_end_at")
+    return f"until about {when(end)}" if end else "(has run for longer than expected)"
 
 
 _LEGEND = f"{RUNS} runs  {PAUSED} paused  {WAITS} waits  {DEADLINE} deadline  {NOW} now; times UTC"

@@ -27,7 +27,7 @@ from dispatcher.power.accounts import MODELLED
 from dispatcher.power.fleet import basis_of, caps_on
 from dispatcher.store import OWN_SOURCE, Job
 from policies.turns import HELD, WAITING
-from policies.world import ENDED, PLACED, Alternative, JobState, Placement, Plan
+from policies.world import ENDED, PLACED, Alternative, JobState, Placement, Plan, World
 
 #: Seconds that a savings report is shown again before it is made anew.
 _REPORT_KEPT_S = 5.0
@@ -135,15 +135,17 @@ class V1:
 
     # --- the plan -------------------------------------------------------------------------------------------------
 
-    def _made_plan(self) -> Plan:
-        plan = self._services.snapshot().world.plan
+    def _made_plan(self, world: World) -> Plan:
+        plan = world.plan
         if plan is None:
             raise NotFound("there is no plan yet; one is made when the first flexible job is submitted")
         return plan
 
     async def plan(self, request: Request) -> Response:
         """What would run when and where; 404 before the first plan."""
-        return json_response(views.plan_json(self._made_plan(), self._services.config.planning.currency))
+        world = self._services.snapshot().world
+        plan = self._made_plan(world)
+        return json_response(views.plan_json(plan, self._services.config.planning.currency, world))
 
     async def plan_of_job(self, request: Request) -> Response:
         """When and where a job will run, why, and what else was considered."""

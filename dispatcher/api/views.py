@@ -1,7 +1,7 @@
 """Stored values as the JSON that clients see: our own, and Ray's JobDetails. Pure; knows no store and no requests."""
 
-from collections.abc import Mapping, Sequence
-from datetime import datetime
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
 from dispatcher.api.savings import missed
@@ -17,7 +17,18 @@ from policies.fit import never_fits
 from policies.flexibility import deadline_warning
 from policies.sentences import hhmm
 from policies.turns import WAITING
-from policies.world import Alternative, JobState, KeptFree, Placement, Plan, RegionView, Settings
+from policies.world import (
+    PLACED,
+    Alternative,
+    JobState,
+    JobView,
+    KeptFree,
+    Placement,
+    Plan,
+    RegionView,
+    Settings,
+    World,
+)
 from signals.series import SlotSeries
 
 RAY_STATUS = {
@@ -207,8 +218,8 @@ def placement_json(placement: Placement) -> dict[str, Any]:
     }
 
 
-def plan_json(plan: Plan, currency: str) -> dict[str, Any]:
-    """The whole plan."""
+def plan_json(plan: Plan, currency: str, world: World) -> dict[str, Any]:
+    """The whole plan, with what it is laid around: the jobs that have a place now, and the limits up to its horizon."""
     return {
         "made_at": time_of(plan.made_at),
         "horizon_end": time_of(plan.horizon_end),
@@ -231,6 +242,58 @@ def plan_json(plan: Plan, currency: str) -> dict[str, Any]:
             for peak in plan.peaks
         ],
         "kept_free": [kept_json(one) for one in plan.kept],
+        "running": [_running_json(job, plan, world.now) for job in world.jobs if job.state in PLACED],
+        "limits": [*_standing_limits(world.regions), *_event_limits(world, plan.horizon_end)],
+    }
+
+
+def _running_json(job: JobView, plan: Plan, now: datetime) -> dict[str, Any]:
+    """A job that has a place. ``expected_end_at`` is as planned, else by its run time; None where it has not begun, or has run
+    for longer than was expected."""
+    placement, end = plan.placements.get(job.id), None
+    if placement is not None and placement.intervals:
+        end = placement.intervals[-1][1]
+    elif job.run_started_at is not None:
+        end = job.run_started_at + timedelta(seconds=job.remaining_s)
+    return {
+        "job_id": job.id,
+        "region": job.region,
+        "state": job.state.value,
+        "started_at": time_of(job.run_started_at),
+        "expected_end_at": time_of(end if end is not None and end > now else None),
+    }
+
+
+def _standing_limits(regions: Sequence[RegionView]) -> Iterator[dict[str, Any]]:
+    for view in regions:
+        if view.power_limit_w is not None:
+            yield _limit_json(view.name, None, None, view.power_limit_w, None, None, "standing limit of the site")
+
+
+def _event_limits(world: World, until: datetime) -> Iterator[dict[str, Any]]:
+    """Limits by events that hold now or will before ``until``, of sites and of branches, by their beginning."""
+    coming = [one for one in (*world.budgets, *world.branch_budgets) if one.start < until and not one.is_over(world.now)]
+    for one in sorted(coming, key=lambda one: (one.start, one.region, one.event_id)):
+        yield _limit_json(one.region, one.branch, one.event_id, one.limit_w, one.start, one.end, one.why)
+
+
+def _limit_json(
+    region: str,
+    branch: str | None,
+    event_id: str | None,
+    limit_w: float,
+    start: datetime | None,
+    end: datetime | None,
+    why: str,
+) -> dict[str, Any]:
+    return {
+        "region": region,
+        "branch": branch,
+        "event_id": event_id,
+        "limit_w": limit_w,
+        "start": time_of(start),
+        "end": time_of(end),
+        "why": why,
     }
 
 

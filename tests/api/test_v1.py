@@ -16,9 +16,10 @@ from dispatcher.power.agent_sums import AgentsDraw
 from dispatcher.power.meter_store import MemoryMeterStore
 from dispatcher.power.site_meters import SiteMeters
 from dispatcher.store import Attempt
-from policies.world import Alternative, JobState, KeptFree, Placement, Plan, RegionView
+from policies.world import Alternative, Budget, JobState, KeptFree, Pausable, Placement, Plan, RegionView
 from signals.points import Kind, Quality, SignalPoint
 from tests.api.fake import FakeServices, Server, in_an_hour
+from tests.policies import worlds
 
 FLEX = {"gridshift.pausable": "checkpoint", "gridshift.team": "vision", "gridshift.group": "nightly"}
 
@@ -298,6 +299,47 @@ def test_a_plan_tells_what_it_keeps_free_for_serving(server: Server, services: F
     assert {one["region"] for one in server.get("/v1/plan/k")["kept_free"]} == {"north", "south"}, "wherever it may run"
     services.change("j", to=JobState.CANCELLED, reason="cancelled")
     assert server.get("/v1/plan/j")["kept_free"] == []
+
+
+def test_a_plan_tells_what_runs_and_which_limits_it_is_laid_around() -> None:
+    hour = timedelta(hours=1)
+    jobs = [
+        worlds.running("fixed", "a", pausable=Pausable.NO, runtime_s=7200.0),
+        worlds.running("planned", "b"),
+        worlds.running("overdue", "a", pausable=Pausable.NO, runtime_s=1800.0),
+        worlds.job("starts", state=JobState.LAUNCHING, region="a"),
+        worlds.job("waits"),
+    ]
+    now = worlds.NOW
+    budgets = (
+        Budget("b", now + 2 * hour, now + 3 * hour, 2000.0, "e2", "evening peak"),
+        Budget("a", now - hour, None, 1500.0, "e1", ""),
+        Budget("a", now - 3 * hour, now - hour, 900.0, "over", ""),
+        Budget("a", now + 60 * hour, now + 61 * hour, 900.0, "far", ""),
+    )
+    regions = [worlds.region("a", [50.0], power_limit_w=9000.0), worlds.region("b", [50.0])]
+    rack = Budget("b", now + hour, now + 2 * hour, 700.0, "e3", "", branch="rack-1")
+    picture = replace(worlds.world(jobs, regions, budgets=budgets), branch_budgets=(rack,))
+    placement = Placement("planned", "b", ((now, now + 4 * hour),), 1.0, 1.0, None, 0.0, "goes on")
+    plan = Plan(now, now + 48 * hour, 900, {"planned": placement}, {}, 1.0)
+    told = views.plan_json(plan, "EUR", picture)
+    assert [(one["job_id"], one["region"], one["state"], one["expected_end_at"]) for one in told["running"]] == [
+        ("fixed", "a", "running", (now + hour).isoformat()),
+        ("planned", "b", "running", (now + 4 * hour).isoformat()),
+        ("overdue", "a", "running", None),
+        ("starts", "a", "launching", None),
+    ]
+    assert [(one["event_id"], one["region"], one["branch"], one["limit_w"]) for one in told["limits"]] == [
+        (None, "a", None, 9000.0),
+        ("e1", "a", None, 1500.0),
+        ("e3", "b", "rack-1", 700.0),
+        ("e2", "b", None, 2000.0),
+    ]
+    assert told["limits"][1]["end"] is None and told["limits"][3]["why"] == "evening peak"
+    assert (told["limits"][3]["start"], told["limits"][3]["end"]) == (
+        budgets[0].start.isoformat(),
+        (now + 3 * hour).isoformat(),
+    )
 
 
 def test_alternatives_are_asked_for_when_a_policy_makes_no_list_of_them(server: Server, services: FakeServices) -> None:

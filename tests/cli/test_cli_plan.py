@@ -272,3 +272,36 @@ def test_the_command_asks_for_what_it_draws(api: FakeApi, run: Run) -> None:
 )
 def test_the_gap_is_told_in_money_and_as_a_share_only_where_one_says_something(sums: dict[str, Any], told: str) -> None:
     assert chart(200, plan(**sums))[0].endswith(told)
+
+
+def runs(job_id: str, region: str, hours: float | None, state: str = "running") -> dict[str, Any]:
+    end = None if hours is None else iso(hours)
+    return {"job_id": job_id, "region": region, "state": state, "started_at": iso(0), "expected_end_at": end}
+
+
+def limit(region: str, watts: float, event_id: str | None = None, **more: Any) -> dict[str, Any]:
+    given = {"region": region, "branch": None, "event_id": event_id, "limit_w": watts, "start": None, "end": None}
+    return given | {"why": "standing limit of the site"} | more
+
+
+def test_what_runs_and_which_limits_hold_stand_under_their_region() -> None:
+    running = [runs("r1", "north", 2), runs("r2", "north", None), runs("r3", "east", None, "launching")]
+    limits = [
+        limit("north", 9000.0),
+        limit("north", 2000.0, "e1", start=iso(17), end=iso(19)),
+        limit("east", 700.0, "e2", start=iso(1), branch="rack-1"),
+    ]
+    lines = chart(120, TWO | {"running": running, "limits": limits})
+    north, east = lines.index("north: 2 jobs"), lines.index("east: no job")
+    assert lines[north + 3 : north + 6] == [
+        "  running: r1 until about 01-10 02:00, r2 (has run for longer than expected)",
+        "  limit 9,000 W: standing limit of the site",
+        "  limit 2,000 W from 01-10 17:00 until 01-10 19:00: event e1",
+    ]
+    assert lines[east + 1 : east + 3] == [
+        "  running: r3 (launching)",
+        "  limit of branch rack-1 700 W from 01-10 01:00 without an end yet: event e2",
+    ]
+    many = chart(120, TWO | {"running": [runs(f"r{n}", "north", 2) for n in range(8)], "limits": limits[:1] * 7})
+    assert any(line.endswith("and 3 more") for line in many) or "and 3 more" in " ".join(many)
+    assert "  and 2 limits more: --json shows all" in many
