@@ -67,7 +67,7 @@ def http(answer: Answer) -> Iterator[int]:
 @pytest.fixture(autouse=True)
 def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(doctor, "_gpus", lambda region, token: ", 8 GPUs")
+    monkeypatch.setattr(doctor, "_gpus", lambda region, token: (8.0, ", 8 GPUs"))
     for name in list(os.environ):
         if name.startswith("GRIDSHIFT_") and "__" in name:
             monkeypatch.delenv(name)
@@ -98,6 +98,22 @@ def check_region(answer: Answer, more: str = "") -> list[tuple[str, str, str]]:
 def test_a_cluster_that_is_well() -> None:
     [(level, says, _)] = check_region(Answer())
     assert level == "ok" and "Ray 2.60.0, 8 GPUs" in says
+
+
+def test_floors_of_serving_that_are_more_than_a_cluster_has() -> None:
+    serving = """
+[[region.serving]]
+name = "chat"
+source = "metrics"
+url = "http://chat:8000/metrics"
+preset = "vllm"
+floor_gpus = {floor}
+slo = [{{ metric = "queue", limit = 10 }}]
+"""
+    assert [level for level, *_ in check_region(Answer(), serving.format(floor=8))] == ["ok"]
+    [(_, _, _), (level, says, remedy)] = check_region(Answer(), serving.format(floor=9))
+    assert (level, says) == ("warn", "floor_gpus of its serving keep 9 GPUs free and it has 8: no batch job can start there")
+    assert remedy.startswith("lower floor_gpus")
 
 
 def test_a_cluster_that_is_not_there() -> None:
