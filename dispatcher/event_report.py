@@ -314,6 +314,8 @@ class _Maker:
             interval_s=programme.measurement_interval_s if programme is not None else None,
             required_share=programme.required_share if programme is not None else 1.0,
         )
+        if not made.owed:
+            return made
         return replace(made, caveats=(*made.caveats, *self._caveats(made), *job_caveats))
 
     def _committed(self) -> tuple[Version, ...]:

@@ -18,11 +18,17 @@ def report_view(report: Json) -> "RenderableType":
     colour = {"met": "bold green", "nothing owed": "bold"}.get(report["verdict"], "bold red")
     window = report["facts"]["window"]
     asked = f"{when(window['start'], seconds=True)} to {when(window['end'], seconds=True)} UTC"
+    head = Text.assemble((clean(report["verdict"]), colour), f"  {clean(report['headline'])}")
+    event = ("event", f"{report['facts']['event_id']} from {report['facts']['source']}, {report['facts']['region']}")
+    if not report["owed"]:
+        money = [] if report["settlement"] is None else [_money(report["settlement"])]
+        notes = [Text(f"note: {clean(line)}", style="dim") for line in report["caveats"]]
+        return Group(head, facts([event, ("was to be", asked)]), *money, *notes)
     parts: list[RenderableType] = [
-        Text.assemble((clean(report["verdict"]), colour), f"  {clean(report['headline'])}"),
+        head,
         facts(
             [
-                ("event", f"{report['facts']['event_id']} from {report['facts']['source']}, {report['facts']['region']}"),
+                event,
                 ("measured", f"{asked}; {percent(report['coverage'])} covered, by: {report['metered']['basis']}"),
                 ("baseline", f"{report['baseline']['method']} ({report['baseline']['source']})"),
                 *_figures(report),

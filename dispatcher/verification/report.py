@@ -57,10 +57,12 @@ def event_report(
     made = delivered(metered, base, owed, worst_case_w, interval) if base is not None and owed else None
     held = without(owed, facts.opted_out_spans)
     kept = tracking(metered, base, held, reference_w)
-    judged = [compliance(metered, base, held, one, tolerance_w) for one in _window_lengths(metered)]
+    # Where nothing was owed there is nothing to judge, and no baseline to be missed.
+    lengths = _window_lengths(metered) if owed else ()
+    judged = [compliance(metered, base, held, one, tolerance_w) for one in lengths]
     after = None
     nets: tuple[Figure | None, Figure | None] = (None, None)
-    if base is not None:
+    if base is not None and owed:
         after = aftermath(metered, base, window.end, made.energy_kwh.value if made else None)
         days = calendar.days(window.start, window.end)
         nets = (
@@ -83,7 +85,7 @@ def event_report(
         delivered=made,
         tracking=kept,
         compliance=_within(judged, (window.end - window.start).total_seconds()),
-        rise=worst_rise(metered, window.start, window.end + AFTER),
+        rise=worst_rise(metered, window.start, window.end + AFTER) if owed else None,
         aftermath=after,
         net_event_kwh=nets[0],
         net_day_kwh=nets[1],
@@ -94,7 +96,7 @@ def event_report(
         interval_s=interval,
         required_share=required_share,
         beside=tuple(_beside(one, metered, owed, interval) for one in beside),
-        refused=tuple(refused),
+        refused=tuple(refused) if owed else (),
         jobs=tuple(jobs),
         held=held,
     )

@@ -50,9 +50,15 @@ def page(report: EventReport) -> str:
     facts = report.facts
     mark = f'<span class="mark verdict {shade}">{escape(name)}</span>'
     test = ' <span class="mark">test event</span>' if facts.test else ""
-    parts = [
+    head = [
         f'<p class="asked">{mark}{test} <span class="soft">{escape(_asked(report))}</span></p>',
         f"<h1>{escape(report.headline)}</h1>",
+    ]
+    title = f"Event {facts.event_id} in {facts.region}: {name}"
+    if not report.owed:
+        return document(title, [*head, _caveats(report.caveats), *_money(report)], _STYLE)
+    parts = [
+        *head,
         _tiles(report),
         _picture(drawings.power(report), "wide"),
         *_below(report),
@@ -67,7 +73,6 @@ def page(report: EventReport) -> str:
         "<h2>Compute it anew</h2>",
         _anew(report),
     ]
-    title = f"Event {facts.event_id} in {facts.region}: {name}"
     return document(title, parts, _STYLE)
 
 

@@ -139,7 +139,9 @@ def _headline(report: EventReport) -> str:
         why = f": {report.facts.opted_out.rstrip('.')}" if report.facts.opted_out else " for all of it"
         return f"The site opted out{why}."
     if report.verdict == "nothing owed":
-        return "The event was over or cancelled before anything was owed."
+        if not report.versions[-1].segments:
+            return "The event was cancelled before it began: nothing was owed."
+        return "The event was over before anything was owed."
     if report.verdict == "unknown":
         return _cannot_tell(report)
     parts: list[str] = []
@@ -186,10 +188,12 @@ def _partly(report: EventReport, held: Compliance) -> str:
 def caveats_of(report: EventReport) -> tuple[str, ...]:
     """What somebody must know before relying on the figures."""
     said: list[str] = []
-    if report.verdict not in ("not proven", "unknown") and (told := _awaited(report)):
+    if report.owed and report.verdict not in ("not proven", "unknown") and (told := _awaited(report)):
         said.append(f"{told}.")
     if report.facts.test:
         said.append("This was a test event.")
+    if not report.owed:
+        return tuple(said)  # the rest is of figures, and there are none
     if report.facts.open_end:
         said.append("The event has no end yet: figures are up to where measuring stopped.")
     if report.facts.runs_until is not None:

@@ -229,6 +229,13 @@ def test_cancelled_before_it_began_nothing_was_owed(plain: Site) -> None:
     assert plain.command("events", "cancel", "e1").exit_code == 0
     report = plain.report()
     assert (report["verdict"], report["owed"]) == ("nothing owed", [])
+    said = "The event was cancelled before it began: nothing was owed."
+    assert (report["headline"], report["compliance"], report["caveats"], report["refused"]) == (said, [], [], [])
+    shown = " ".join(plain.command("events", "report", "e1").stdout.split())
+    page = plain.server.call("GET", "/v1/events/api/e1/report?format=html").text
+    for told in (shown, page):
+        assert said in told
+        assert not any(word in told for word in ("ask again", "covered", "covers", "not possible", "Limit held", "within"))
 
 
 def test_an_open_event_is_reported_so_far_and_a_coming_one_says_that_it_is_to_come(plain: Site) -> None:

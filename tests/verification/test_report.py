@@ -78,7 +78,8 @@ def test_a_commitment_is_judged_by_its_energy() -> None:
 def test_other_verdicts() -> None:
     assert report(facts=replace(FACTS, opted_out="maintenance")).headline == "The site opted out: maintenance."
     late = event_report(FACTS, [Version(at(18), (CALL,))], METERED, baseline(), calendar=CALENDAR)
-    assert late.verdict == "nothing owed"
+    assert (late.verdict, late.headline) == ("nothing owed", "The event was over before anything was owed.")
+    assert (late.compliance, late.caveats) == ((), ())
 
 
 def test_a_firm_service_level_has_compliance_and_no_delivery() -> None:
