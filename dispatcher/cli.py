@@ -355,10 +355,10 @@ events = group(main, "events", "Limits on a region's power.", default="list")
 @click.option("--all", "all_of_them", is_flag=True, help="Those that ended more than 30 days ago too, up to 10,000.")
 @over_http
 def events_list(client: Client, all_of_them: bool, as_json: bool) -> None:
-    """List events, the newest first: those that are not over, and those that ended in the last 30 days."""
+    """List events: those in force, then those to come by their start, then those that ended in the last 30 days."""
     answer = client.get_json("/v1/events", {"since": "1970-01-01T00:00:00Z", "limit": 10_000} if all_of_them else None)
     if answer.get("left_out"):
-        click.echo(f"{answer['left_out']:,} older events are not listed", err=True)
+        click.echo(f"{answer['left_out']:,} more events are not listed", err=True)
 
     def view() -> RenderableType:
         from dispatcher.render import grid_events_table

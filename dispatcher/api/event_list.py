@@ -1,4 +1,4 @@
-"""The list of grid events over HTTP: which of them, newest first, and the limits that they and the site set now and next.
+"""The list of grid events over HTTP: what is in force first, and the limits that they and the site set now and next.
 
 It reads; what an event is worth is worked out elsewhere.
 """
@@ -35,11 +35,12 @@ class EventList:
         self._services = services
 
     async def list(self, request: Request) -> Response:
-        """The latest version of the events that are not over, and of those that ended lately, newest start first.
+        """The latest version of the events that are not over, and of those that ended lately: what is in force
+        first, then what is to come by its start, then what is over, newest start first.
 
         ``since`` (a time with offset; default: 30 days ago): when those that are over ended at the earliest; ``state``:
         scheduled, active, expired or cancelled, several with commas; ``event_id``: that id of any source, however old;
-        ``limit``: so many at most (1,000), and what is not over before what is. ``left_out`` is how many more there are.
+        ``limit``: so many at most (1,000), but all that are in force. ``left_out`` is how many more there are.
         ``limits`` are those in force or to come, and those from which load still comes back.
         """
         asked = asked_of(request.query_params, self._services.clock.now())
@@ -55,7 +56,7 @@ class EventList:
         whole = services.store.grid_events(ended_after=first)
         found = [one for one in whole if since is None or (over := ended_at(one)) is None or over > since]
         found = [one for one in found if event_id in (None, one.event_id) and grid_event_state(one, now) in states]
-        chosen = newest(found, now, limit)
+        chosen = listed(found, now, limit)
         return {
             "events": [event_json(services, one, whole) for one in chosen],
             "left_out": len(found) - len(chosen),
@@ -91,14 +92,16 @@ def ended_at(event: GridEvent) -> datetime | None:
     return event.received_at if event.cancelled else event.end
 
 
-def newest(events: Sequence[GridEvent], now: datetime, limit: int) -> list[GridEvent]:
-    """At most ``limit`` events, the newest start first; those that are not over are the last to be left out."""
-    ordered = sorted(events, key=lambda e: (e.source, e.event_id))
-    ordered.sort(key=lambda e: e.start, reverse=True)
-    live = [one for one in ordered if grid_event_state(one, now) in _LIVE]
-    over = [one for one in ordered if grid_event_state(one, now) not in _LIVE]
-    kept = {(one.source, one.event_id) for one in [*live, *over][:limit]}
-    return [one for one in ordered if (one.source, one.event_id) in kept]
+def listed(events: Sequence[GridEvent], now: datetime, limit: int) -> list[GridEvent]:
+    """At most ``limit`` events, but all that are in force: those first, then those to come by their start, then those that are
+    over, the newest start first."""
+    ordered = sorted(events, key=lambda e: (e.start, e.source, e.event_id))
+    states = [(one, grid_event_state(one, now)) for one in ordered]
+    active = [one for one, state in states if state == "active"]
+    ahead = [one for one, state in states if state == "scheduled"]
+    over = [one for one, state in states if state not in _LIVE]
+    over.sort(key=lambda one: one.start, reverse=True)
+    return [*active, *ahead, *over][: max(limit, len(active))]
 
 
 def limits_json(world: World, now: datetime) -> list[dict[str, Any]]:

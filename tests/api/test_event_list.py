@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from dispatcher.api.event_list import limits_json, newest
+from dispatcher.api.event_list import limits_json
+from dispatcher.api.event_list import listed as chosen
 from dispatcher.cli import main
 from dispatcher.store import GridEvent, GridEventChange
 from policies.world import BranchView, Budget
@@ -43,13 +44,13 @@ def listed(server: Server, query: str = "") -> list[str]:
     return [one["event_id"] for one in server.get(f"/v1/events{query}")["events"]]
 
 
-def test_what_is_not_over_and_the_last_month_newest_first(server: Server) -> None:
-    assert listed(server) == ["soon", "recent", "cancelled", "old-and-open"]
-    assert listed(server, "?since=1970-01-01T00:00:00Z") == ["soon", "recent", "cancelled", "old", "old-and-open"]
-    assert listed(server, "?state=active,scheduled") == ["soon", "old-and-open"]
+def test_what_is_in_force_then_what_is_to_come_then_the_last_month(server: Server) -> None:
+    assert listed(server) == ["old-and-open", "soon", "recent", "cancelled"]
+    assert listed(server, "?since=1970-01-01T00:00:00Z") == ["old-and-open", "soon", "recent", "cancelled", "old"]
+    assert listed(server, "?state=active,scheduled") == ["old-and-open", "soon"]
     assert listed(server, "?event_id=old") == ["old"], "an id is found however old"
     answer = server.get("/v1/events?limit=2")
-    assert [one["event_id"] for one in answer["events"]] == ["soon", "old-and-open"], "what is not over is left out last"
+    assert [one["event_id"] for one in answer["events"]] == ["old-and-open", "soon"], "what is not over is left out last"
     assert answer["left_out"] == 2
 
 
@@ -81,11 +82,18 @@ def test_the_command_lists_all_when_asked(server: Server) -> None:
 
 def test_at_most_so_many_are_kept() -> None:
     over = [event(f"e{i}", NOW - timedelta(days=i + 1), NOW - timedelta(days=i)) for i in range(5)]
-    assert [one.event_id for one in newest([*over, event("open", NOW - timedelta(days=90), None)], NOW, 3)] == [
-        "e0",
-        "e1",
-        "open",
-    ]
+    opened = event("open", NOW - timedelta(days=90), None)
+    assert [one.event_id for one in chosen([*over, opened], NOW, 3)] == ["open", "e0", "e1"]
+
+
+def test_what_is_in_force_is_never_left_out_for_what_is_to_come() -> None:
+    hour = timedelta(hours=1)
+    ahead = [event(f"a{i}", NOW + (9 - i) * hour, NOW + (10 - i) * hour) for i in range(9)]
+    live = [event("live-1", NOW - hour, NOW + hour), event("live-2", NOW - 2 * hour, None)]
+    over = [event("over", NOW - 3 * hour, NOW - 2 * hour)]
+    assert [one.event_id for one in chosen([*ahead, *live, *over], NOW, 4)] == ["live-2", "live-1", "a8", "a7"]
+    assert [one.event_id for one in chosen([*ahead, *live, *over], NOW, 1)] == ["live-2", "live-1"]
+    assert [one.event_id for one in chosen([*ahead, *live, *over], NOW, 99)][-2:] == ["a0", "over"]
 
 
 def test_limits_are_those_of_the_decisions() -> None:
