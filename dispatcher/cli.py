@@ -398,6 +398,8 @@ def events_create(client: Client, *, event_id: str | None, as_json: bool, **give
         print_json(answer)
     else:
         click.echo(body["event_id"])
+    if answer["event"].get("warning"):
+        click.echo(answer["event"]["warning"], err=True)
 
 
 @events.command("cancel")

@@ -277,7 +277,8 @@ def grid_events_table(events: Sequence[Json]) -> RenderableType:
         return Text("no events")
     made = table("source", "id", "version", "region", "state", "start", "end", "limit", "reason", right=["version", "limit"])
     for event in events:
-        notes = [note for note, so in (("test", event.get("test")), ("opted out", event.get("opted_out"))) if so]
+        marks = (("test", "test"), ("opted out", "opted_out"), ("not in force", "warning"))
+        notes = [note for note, key in marks if event.get(key)]
         note = f" ({', '.join(notes)})" if notes else ""
         branch = f"/{event['branch']}" if event.get("branch") else ""
         made.add_row(

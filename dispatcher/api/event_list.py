@@ -56,11 +56,11 @@ class EventList:
         whole = services.store.grid_events(ended_after=first)
         found = [one for one in whole if since is None or (over := ended_at(one)) is None or over > since]
         found = [one for one in found if event_id in (None, one.event_id) and grid_event_state(one, now) in states]
-        chosen = listed(found, now, limit)
+        chosen, snapshot = listed(found, now, limit), services.snapshot()
         return {
-            "events": [event_json(services, one, whole) for one in chosen],
+            "events": [event_json(services, one, whole, snapshot.alarms) for one in chosen],
             "left_out": len(found) - len(chosen),
-            "limits": limits_json(services.snapshot().world, now),
+            "limits": limits_json(snapshot.world, now),
         }
 
 

@@ -11,10 +11,11 @@ from starlette.responses import Response
 
 from dispatcher.api.answers import Refused, in_thread, json_response
 from dispatcher.api.draws import measured_now
-from dispatcher.api.services import Services
+from dispatcher.api.services import AlarmStatus, Services
 from dispatcher.api.views import grid_event_json, time_of
 from dispatcher.errors import BadInput, ConfigError
 from dispatcher.flexibility import FOR_S, NO_BRANCHES, NO_PLAN, Outlook, ahead_of, now_of
+from dispatcher.power.hub import REFUSED
 from dispatcher.store import GridEvent
 
 FORMATS = ("json", "csv", "html")
@@ -136,11 +137,21 @@ def _named(event_id: str, ending: str) -> dict[str, str]:
 # --- what an event is worth -------------------------------------------------------------------------------------------
 
 
-def event_json(services: Services, event: GridEvent, others: Sequence[GridEvent]) -> dict[str, Any]:
+def warned(told: dict[str, Any], alarms: Sequence[AlarmStatus]) -> dict[str, Any]:
+    """An event's JSON with ``warning``: why nodes of its region do not keep it, though it is held; null where nothing is known
+    to be in the way, or the event is over."""
+    refused = [alarm.sentence for alarm in alarms if alarm.region == told["region"] and alarm.key.split(" ")[0] == REFUSED]
+    live = told["state"] in ("scheduled", "active")
+    return told | {"warning": f"not in force on GPUs there: {'; '.join(refused)}" if live and refused else None}
+
+
+def event_json(
+    services: Services, event: GridEvent, others: Sequence[GridEvent], alarms: Sequence[AlarmStatus]
+) -> dict[str, Any]:
     """An event as `views.grid_event_json` tells it, and under ``programme`` what it is worth by its programme's terms: null for
-    one that is over, a test or of a source without a programme."""
+    one that is over, a test or of a source without a programme. ``warning``: see warned."""
     now = services.clock.now()
-    told = grid_event_json(event, now)
+    told = warned(grid_event_json(event, now), alarms)
     told["programme"] = None
     config = next((one for one in services.config.programmes if event.source in one.event_source), None)
     known = any(region.name == event.region for region in services.config.regions)

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from dispatcher.api import intents, savings, views
 from dispatcher.api.answers import in_thread, json_bytes, json_response, strange_parameters
 from dispatcher.api.draws import measured_now
-from dispatcher.api.event_reports import event_json
+from dispatcher.api.event_reports import event_json, warned
 from dispatcher.api.grid_events import MAX_REASON, GridEvents, event_from, regions_of
 from dispatcher.api.ray_jobs import RayJobs
 from dispatcher.api.self_service import read_result
@@ -211,7 +211,8 @@ class V1:
         event, version = event_from(data, OWN_SOURCE, regions_of(self._services.config), now)
         outcome, held = await self._events.save(event, version)
         return json_response(
-            {"outcome": outcome, "event": views.grid_event_json(held, now)}, 201 if outcome == "accepted" else 200
+            {"outcome": outcome, "event": warned(views.grid_event_json(held, now), self._services.snapshot().alarms)},
+            201 if outcome == "accepted" else 200,
         )
 
     async def cancel_event(self, request: Request) -> Response:
@@ -229,7 +230,11 @@ class V1:
             found, lines = store.grid_event(source, event_id), store.grid_event_changes(source, event_id)
             if found is None and not lines:
                 raise NotFound(f"there is no event {event_id} from {source}")
-            told = event_json(self._services, found, store.grid_events()) if found is not None else None
+            told = (
+                event_json(self._services, found, store.grid_events(), self._services.snapshot().alarms)
+                if found is not None
+                else None
+            )
             return {"event": told, "history": [views.grid_event_change_json(line) for line in lines]}
 
         return json_response(await in_thread(read))

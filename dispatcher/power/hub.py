@@ -35,6 +35,8 @@ MISSED_S = 30.0
 FORGET_S = 3600.0
 #: Seconds for which a claim of a node that another holds is told of after it was last refused, and how many are kept.
 TELL_CLAIM_S, MOST_CLAIMS = 300.0, 100
+#: How the keys of alarms begin that tell that nodes of a region refuse our orders.
+REFUSED = "epoch"
 #: An epoch further ahead of ours than this is no control plane's: each start counts one up.
 MOST_STARTS = 1_000_000
 #: Seconds for which a node whose energy came from the future is told of, and how far ahead that is.
@@ -512,17 +514,22 @@ class Hub:
             ]
             found += self._clock_alarms()
             found += self._not_heard_again()
-            ahead = max((int(node.hello["epoch"]) for node in self._nodes.values()), default=0)
-            others = any(
-                node.hello["epoch"] == self.epoch and node.hello.get("plane") not in (None, self.plane)
-                for node in self._nodes.values()
-            )
-        if ahead > self.epoch or others:
-            which = f"another control plane of our own epoch {self.epoch}"
-            if ahead > self.epoch:
-                which = f"a newer control plane (epoch {ahead}, ours is {self.epoch})"
-            sentence = f"nodes have obeyed {which} and refuse our orders; stop the other one, then restart this one"
-            found.append(("epoch", None, sentence))
+            found += self._epoch_alarms()
+        return found
+
+    def _epoch_alarms(self) -> list[tuple[str, str | None, str]]:
+        """One of each region whose nodes obey another control plane (the lock is held)."""
+        found: list[tuple[str, str | None, str]] = []
+        for region in sorted({node.region for node in self._nodes.values()}):
+            hellos = [node.hello for node in self._nodes.values() if node.region == region]
+            ahead = max(int(hello["epoch"]) for hello in hellos)
+            others = any(hello["epoch"] == self.epoch and hello.get("plane") not in (None, self.plane) for hello in hellos)
+            if ahead > self.epoch or others:
+                which = f"another control plane of our own epoch {self.epoch}"
+                if ahead > self.epoch:
+                    which = f"a newer control plane (epoch {ahead}, ours is {self.epoch})"
+                told = f"nodes of {region} have obeyed {which} and refuse our orders; stop the other one, then restart this one"
+                found.append((f"{REFUSED} {region}", region, told))
         return found
 
     def _not_heard_again(self) -> list[tuple[str, str | None, str]]:

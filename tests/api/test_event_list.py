@@ -1,5 +1,6 @@
 """Which events are listed, the limits beside them, and what a place drew lately, over the real API."""
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from click.testing import CliRunner
 
 from dispatcher.api.event_list import limits_json
 from dispatcher.api.event_list import listed as chosen
+from dispatcher.api.services import AlarmStatus
 from dispatcher.cli import main
 from dispatcher.store import GridEvent, GridEventChange
 from policies.world import BranchView, Budget
@@ -138,3 +140,29 @@ def test_nothing_is_measured_in_a_replay(tmp_path: Path) -> None:
     with site_of(tmp_path, replay={"start": "2026-06-01T00:00:00Z"}) as replayed:
         told = replayed.server.get("/v1/draw?region=north")
     assert told["watts"] == [] and "time is replayed" in told["note"]
+
+
+def test_an_event_says_where_nodes_refuse_our_orders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    services = FakeServices(tmp_path)
+    before = services.snapshot()
+    why = "nodes of north have obeyed a newer control plane (epoch 6, ours is 5) and refuse our orders"
+    alarm = AlarmStatus("epoch north", "north", why, services.clock.now())
+    with Server(services) as running:
+        asked = {"region": "north", "limit_w": 1000.0}
+        made = running.call("POST", "/v1/events", json={"event_id": "e1", **asked})
+        assert made.status_code == 201 and made.json()["event"]["warning"] is None
+        monkeypatch.setattr(services, "snapshot", lambda: replace(before, alarms=(alarm,)))
+        made = running.call("POST", "/v1/events", json={"event_id": "e2", **asked})
+        said = f"not in force on GPUs there: {why}"
+        assert made.status_code == 201 and made.json()["event"]["warning"] == said
+        assert {one["warning"] for one in running.get("/v1/events")["events"]} == {said}
+        assert running.get("/v1/events/api/e1")["event"]["warning"] == said
+        created = CliRunner().invoke(
+            main, ["events", "create", "--region", "north", "--limit-w", "1", "--address", running.url]
+        )
+        assert created.exit_code == 0 and said in created.stderr
+        shown = CliRunner().invoke(main, ["events", "list", "--address", running.url], env={"COLUMNS": "200"})
+        assert "not in force" in shown.stdout
+        assert why in " ".join(CliRunner().invoke(main, ["events", "show", "e1", "--address", running.url]).stdout.split())
+        running.call("DELETE", "/v1/events/api/e2")
+        assert running.get("/v1/events/api/e2")["event"]["warning"] is None

@@ -604,7 +604,7 @@ def test_a_node_that_obeyed_another_control_plane_of_our_epoch_is_an_alarm() -> 
     assert hub.alarms() == []
     Agent(hub, "n3", epoch=5, plane="b").connect()
     ((key, _, sentence),) = hub.alarms()
-    assert key == "epoch" and "another control plane of our own epoch 5" in sentence
+    assert key == "epoch north" and "another control plane of our own epoch 5" in sentence
 
 
 @pytest.mark.parametrize("reads_w", [1e6, 20_001.0, 1401.0, -1.0])
