@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.decide import HELD, decide, last_safe_start
+from policies.fit import uses_room
 from policies.planner import plan
 from policies.world import (
-    PLACED,
     Action,
     Alarm,
     AskCheckpoint,
@@ -319,7 +319,7 @@ def test_no_job_gets_two_actions_and_no_launch_passes_a_limit(picture: World, wi
         launched = [jobs[a.job_id] for a in actions if isinstance(a, Launch) and a.region == view.name]
         if not launched:
             continue
-        there = [*launched, *(one for one in picture.jobs if one.state in PLACED and one.region == view.name)]
+        there = [*launched, *(one for one in picture.jobs if uses_room(one, view))]
         draw_w = sum(one.flex.power_w for one in there) * view.pue
         limits = [b.limit_w for b in picture.budgets if b.region == view.name and b.start <= NOW]
         assert draw_w <= min([*limits, view.power_limit_w or float("inf")]) + 1e-6
