@@ -27,7 +27,7 @@ from dispatcher.power.accounts import MODELLED
 from dispatcher.power.fleet import basis_of, caps_on
 from dispatcher.store import OWN_SOURCE, Job
 from policies.turns import HELD, WAITING
-from policies.world import ENDED, PLACED, Alternative, JobState, Placement, Plan, World
+from policies.world import ENDED, PLACED, Alternative, JobState, Pausable, Placement, Plan, World
 
 #: Seconds that a savings report is shown again before it is made anew.
 _REPORT_KEPT_S = 5.0
@@ -44,8 +44,10 @@ class V1:
         self._savings = savings.Remembered(self._make_savings, _REPORT_KEPT_S, time.monotonic)
 
     def _job_json(self, job: Job) -> dict[str, Any]:
-        services = self._services
-        return views.job_json(job, services.region_views(), default_region(services.config), services.clock.now())
+        services, frozen_s = self._services, 0.0
+        if job.flex.pausable is Pausable.FREEZE and job.run_started_at is not None:
+            frozen_s = sum(one.frozen_s for one in services.store.attempts(job.id) if one.attempt == job.attempt)
+        return views.job_json(job, services.region_views(), default_region(services.config), services.clock.now(), frozen_s)
 
     # --- jobs -----------------------------------------------------------------------------------------------------
 

@@ -53,9 +53,17 @@ def _ms(at: datetime | None) -> int | None:
     return None if at is None else int(at.timestamp() * 1000)
 
 
-def remaining_s(job: Job) -> float:
-    """Expected run time still to do at the last durable progress, seconds; 0 once it has ended."""
-    return 0.0 if job.finished_at is not None else max(0.0, job.flex.runtime_s - job.progress_s)
+def remaining_s(job: Job, now: datetime | None = None, frozen_s: float = 0.0) -> float:
+    """Expected run time still to do, seconds; 0 once it has ended. It counts down while the job runs, up to ``now`` (None: as
+    of its last durable progress), and stands while it is frozen; ``frozen_s`` is for how long its run stood so before."""
+    if job.finished_at is not None:
+        return 0.0
+    left_s = job.flex.runtime_s - job.progress_s
+    if job.run_started_at is not None and now is not None:
+        until = now if job.frozen_at is None else min(now, job.frozen_at)
+        restart_s = job.flex.restart_s if job.pauses else 0.0  # what a resumed run does first is no progress
+        left_s -= max(0.0, (until - job.run_started_at).total_seconds() - frozen_s - restart_s)
+    return max(0.0, left_s)
 
 
 def late_s(job: Job, now: datetime | None = None) -> float | None:
@@ -89,10 +97,14 @@ def warning_of(job: Job, regions: Sequence[RegionView] = (), home: str | None = 
 
 
 def job_json(
-    job: Job, regions: Sequence[RegionView] = (), home: str | None = None, now: datetime | None = None
+    job: Job,
+    regions: Sequence[RegionView] = (),
+    home: str | None = None,
+    now: datetime | None = None,
+    frozen_s: float = 0.0,
 ) -> dict[str, Any]:
-    """A job as our API tells it ``now``, where ``regions`` are as they are; ``home`` is the default one. Its runtime_env stays
-    out: it may carry secrets."""
+    """A job as our API tells it ``now``, where ``regions`` are as they are; ``home`` is the default one, ``frozen_s`` is for
+    how long its run stood frozen before. Its runtime_env stays out: it may carry secrets."""
     flex = job.flex
     return {
         "id": job.id,
@@ -113,7 +125,7 @@ def job_json(
         "deadline_met": deadline_met(job, now),
         "earliest_at": time_of(flex.earliest_at),
         "runtime_s": flex.runtime_s,
-        "remaining_s": remaining_s(job),
+        "remaining_s": remaining_s(job, now, frozen_s),
         "gpus": flex.gpus,
         "power_w": flex.power_w,
         "pausable": flex.pausable.value,

@@ -15,7 +15,8 @@ from dispatcher.errors import GridshiftError
 from dispatcher.power.agent_sums import AgentsDraw
 from dispatcher.power.meter_store import MemoryMeterStore
 from dispatcher.power.site_meters import SiteMeters
-from dispatcher.store import Attempt
+from dispatcher.store import Attempt, Job, Request
+from policies.flexibility import parse_flexibility
 from policies.world import Alternative, Budget, JobState, KeptFree, Pausable, Placement, Plan, RegionView
 from signals.points import Kind, Quality, SignalPoint
 from tests.api.fake import FakeServices, Server, in_an_hour
@@ -115,6 +116,39 @@ def test_a_job_tells_whether_it_kept_its_deadline(server: Server, services: Fake
     savings_told = server.get("/v1/savings")
     assert savings_told["totals"]["deadline_misses"] == 3
     assert "deadline misses count 1 of jobs that wait and whose deadlines have passed" in savings_told["caveats"]
+
+
+def test_what_remains_of_a_job_counts_down_while_it_runs(server: Server, services: FakeServices) -> None:
+    services.clock = VirtualClock(datetime(2026, 1, 1, tzinfo=UTC))
+
+    def remaining_s() -> float:
+        told = server.get("/v1/jobs/j")["remaining_s"]
+        assert [told] == [job["remaining_s"] for job in server.get("/v1/jobs")["jobs"]]
+        return float(told)
+
+    assert server.submit("j", metadata={**FLEX, "gridshift.runtime": "4m"}).ok
+    assert remaining_s() == 240.0
+    attempt = services.launch("j")
+    services.clock.advance(150)
+    assert remaining_s() == 90.0
+    services.clock.advance(150)
+    assert remaining_s() == 0.0
+    services.end(attempt, JobState.SUCCEEDED)
+    assert remaining_s() == 0.0
+
+
+def test_what_remains_stands_while_a_job_is_frozen_and_while_it_restores_its_checkpoint() -> None:
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    flex = parse_flexibility({"gridshift.runtime": "1h"}, now=start, gpus_requested=0.0, regions=["north"])
+    job = Job("j", Request("true"), flex, JobState.RUNNING, start, start, run_started_at=start)
+
+    def left_s(one: Job, minutes: float, frozen_s: float = 0.0) -> float:
+        return views.remaining_s(one, start + timedelta(minutes=minutes), frozen_s)
+
+    assert left_s(job, 10) == 3000.0 and left_s(job, 10, frozen_s=120.0) == 3120.0
+    assert left_s(replace(job, frozen_at=start + timedelta(minutes=6)), 10) == 3240.0
+    assert left_s(replace(job, pauses=1, progress_s=600.0), 10) == 2400.0 + flex.restart_s
+    assert left_s(replace(job, run_started_at=None, progress_s=600.0), 10) == 3000.0
 
 
 def test_pages(server: Server, services: FakeServices) -> None:
