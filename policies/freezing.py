@@ -7,7 +7,7 @@ is frozen, and comes back second by second while it runs.
 
 from datetime import datetime, timedelta
 
-from policies.sentences import span
+from policies.sentences import hhmm, span
 from policies.world import Flexibility, JobState, JobView, Pausable
 
 #: What a job stands that does not say ``gridshift.freeze_max_s``, s: half of the ten minutes after which PyTorch's NCCL process
@@ -69,7 +69,9 @@ def why_not(job: JobView, now: datetime) -> str | None:
     if job.cannot_freeze:
         return job.cannot_freeze
     if left_s(job, now) < 0.5 * freeze_max_s(job.flex):
-        return f"it stood frozen for as long as it may ({span(freeze_max_s(job.flex))}) and has to run now"
+        most = span(freeze_max_s(job.flex))
+        again = hhmm((job.rested_at or now) - timedelta(seconds=0.5 * freeze_max_s(job.flex)))
+        return f"it stood frozen before, which used up more than half of the {most} that it stands, and can be again at {again}"
     return None
 
 
