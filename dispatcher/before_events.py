@@ -18,7 +18,7 @@ from dispatcher.errors import StoreUnavailable
 from dispatcher.store import OWN_SOURCE, BeforeEvent, GridEvent, GridEventChange, Store
 from policies.fit import fits, uses_room
 from policies.freezing import frozen_w
-from policies.sentences import kw
+from policies.sentences import counted, kw
 from policies.turns import leaving
 from policies.world import PLACED, JobState, JobView, RegionView, World
 
@@ -266,7 +266,7 @@ def _why_not_at_once(runs: Sequence[Run], region: RegionView, span: Span, watts:
     unknown = "; which of them would have waited is not known"
     needed = _most_gpus(runs, span)
     if region.gpus is not None and needed > region.gpus + 1e-6:
-        return f"the jobs there would need {needed:g} GPUs at once, and there are {region.gpus:g}{unknown}"
+        return f"the jobs there would need {counted(needed, 'GPU')} at once, and there are {region.gpus:g}{unknown}"
     if region.power_limit_w is not None and max(watts) > region.power_limit_w:
         most, limit = kw(max(watts)), kw(region.power_limit_w)
         return f"the jobs there would draw {most} at once, and the site may draw {limit}{unknown}"
@@ -320,7 +320,7 @@ def _notes(world: World, region: RegionView, share: float, other_w: float | None
 
 
 def _jobs(count: int) -> str:
-    return "1 job" if count == 1 else f"{count} jobs"
+    return counted(count, "job")
 
 
 # --- keeping it -----------------------------------------------------------------------------------------------------

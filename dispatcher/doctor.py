@@ -29,6 +29,7 @@ from dispatcher.config_outside import outside
 from dispatcher.config_sections import SIGNALS
 from dispatcher.errors import ConfigError, GridshiftError
 from dispatcher.status import FLOORS, TOO_LARGE
+from policies.sentences import counted
 from signals.manners import Manners
 
 Level = Literal["ok", "warn", "fail"]
@@ -154,9 +155,11 @@ def check_database(config: Config) -> Iterator[Finding]:
             engine.dispose()
     host = config.server.host
     if config.server.is_loopback:
-        yield Finding("ok", "access", f"listens on {host} only, {tokens} API tokens" if tokens else f"listens on {host} only")
+        yield Finding(
+            "ok", "access", f"listens on {host} only, {counted(tokens, 'API token')}" if tokens else f"listens on {host} only"
+        )
     elif tokens:
-        yield Finding("ok", "access", f"listens on {host} with {tokens} API token{'s' if tokens > 1 else ''}")
+        yield Finding("ok", "access", f"listens on {host} with {counted(tokens, 'API token')}")
     else:
         remedy = "gridshift tokens create NAME, or server.host = '127.0.0.1'"
         yield Finding("fail", "access", f"server.host {host} is not loopback and there is no API token", remedy)
@@ -322,7 +325,7 @@ def _gpus(region: RegionConfig, token: str | None) -> tuple[float | None, str]:
         found = None
     finally:
         cluster.close()
-    said = "its GPUs could not be counted" if found is None else f"{found:g} GPUs"
+    said = "its GPUs could not be counted" if found is None else counted(found, "GPU")
     return found, f", {said}" + (f", of which batch may use {region.gpus:g}" if region.gpus is not None else "")
 
 

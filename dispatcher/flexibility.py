@@ -16,6 +16,7 @@ from policies.fit import uses_room
 from policies.freezing import freezes, frozen_w, left_s, may_freeze
 from policies.power_allocation import TIER_LOSS
 from policies.room import kept_at
+from policies.sentences import counted
 from policies.turns import leaving, pausable_now
 from policies.world import Flexibility, JobView, Pausable, Placement, RegionView, World
 
@@ -200,7 +201,7 @@ def now_of(world: World, fleet: Fleet, region: RegionView, branch: str | None, m
 
 
 def _jobs(count: int) -> str:
-    return "1 job" if count == 1 else f"{count} jobs"
+    return counted(count, "job")
 
 
 def _gpus_by_job(fleet: Fleet, region: str) -> Mapping[str, Sequence[tuple[str | None, GpuView]]]:

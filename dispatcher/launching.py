@@ -19,6 +19,7 @@ from dispatcher.launch import JobEnvironment, submission_for
 from dispatcher.reconcile import Books, finish
 from dispatcher.regions import Region
 from dispatcher.store import Attempt, Change, Job, Store
+from policies.sentences import counted
 from policies.world import PLACED, JobState
 
 log = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ def lacking(job: Job, region: Region) -> str:
     gpus = region.gpus()
     if gpus is None or job.flex.gpus <= gpus:
         return ""
-    return f"{region.name} has {gpus:g} GPUs and it needs {job.flex.gpus:g}"
+    return f"{region.name} has {counted(gpus, 'GPU')} and it needs {job.flex.gpus:g}"
 
 
 def too_large(job: Job, region: Region) -> str:

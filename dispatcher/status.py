@@ -12,7 +12,7 @@ from dispatcher.regions import Region
 from dispatcher.store import Attempt
 from policies.fit import always_kept, never_fits, uses_room
 from policies.freezing import frozen_w
-from policies.sentences import kw
+from policies.sentences import counted, kw
 from policies.turns import WAITING
 from policies.world import PLACED, Action, Alarm, JobState, JobView, Plan, RegionView, World
 
@@ -137,7 +137,8 @@ def late(plan: Plan | None, views: Mapping[str, JobView], placed: Iterable[str],
     ids = sorted((planned & views.keys()) | running | overdue(views.values(), now))
     if not ids:
         return []
-    sentence = f"{len(ids)} cannot end by their deadlines any more as things stand: {_names(ids)}"
+    theirs = "its deadline" if len(ids) == 1 else "their deadlines"
+    sentence = f"{counted(len(ids), 'job')} cannot end by {theirs} any more as things stand: {_names(ids)}"
     return [AlarmStatus("late", None, sentence, now)]
 
 

@@ -22,7 +22,7 @@ from policies.freezing import (
     why_not,
 )
 from policies.room import Room, drawn_w, least_w, limits_on, rests_w, rooms, running_w
-from policies.sentences import hhmm, kw, span
+from policies.sentences import counted, hhmm, kw, span
 from policies.serving import Level
 from policies.turns import (
     ASK_EARLIER_S,
@@ -240,7 +240,7 @@ def meet_limit(room: Room, here: Sequence[JobView], world: World, acted: Iterabl
         why = (
             f"{room.name} may draw {kw(room.limit_w or 0.0)} ({room.limit_reason})"
             if excess_w > 0
-            else f"{room.view.name} keeps {room.kept_gpus:g} GPUs for serving"
+            else f"{room.view.name} keeps {counted(room.kept_gpus, 'GPU')} for serving"
         )
         if freezes(job):
             if excess_w <= 0 or _gives_w(room, job) <= 0:
@@ -253,7 +253,7 @@ def meet_limit(room: Room, here: Sequence[JobView], world: World, acted: Iterabl
         told = [job for job in here if room.is_told(job)]
         fixed = [job for job in told if not leaving(job) and not pausable_now(job) and not freezes(job)]
         deaf = [job.id for job in candidates if not may_ask(job, world)]
-        parts = [f"{'1 job' if len(fixed) == 1 else f'{len(fixed)} jobs'} there cannot be paused"] if fixed else []
+        parts = [f"{counted(len(fixed), 'job')} there cannot be paused"] if fixed else []
         if deaf:
             names = ", ".join(deaf[:3]) + (f" and {len(deaf) - 3} more" if len(deaf) > 3 else "")
             parts.append(f"{names} did not answer when asked for a checkpoint")

@@ -6,6 +6,7 @@ serving always keeps is as good as not there.
 
 from collections.abc import Iterable
 
+from policies.sentences import counted
 from policies.world import PLACED, SLACK, Flexibility, GpuPool, JobState, JobView, RegionView
 
 #: How the sentence of a job begins that none of its regions could ever run.
@@ -83,7 +84,7 @@ def _clause(flex: Flexibility, view: RegionView) -> str:
     kept_gpus, kept_w = always_kept(view)
     if not _has_gpus(flex, view):
         kept = f", of which {kept_gpus:g} are always kept free for {_for_whom(view)}," if kept_gpus else ""
-        return f"{view.name} has {view.gpus:g} GPUs{kept} and it needs {flex.gpus:g}"
+        return f"{view.name} has {counted(view.gpus or 0.0, 'GPU')}{kept} and it needs {flex.gpus:g}"
     limit_w = _limit_w(view)
     if limit_w is not None and flex.power_w * view.pue > limit_w + SLACK:
         kept = f", of which {kept_w:g} W are always kept free for {_for_whom(view, power=True)}," if kept_w else ""
@@ -126,7 +127,7 @@ def never_fits(flex: Flexibility, views: Iterable[RegionView], home: str | None)
         right = f"{right}, lower floor_gpus of what is served there"
     else:
         of = ""
-    return f"{NEVER}it needs {flex.gpus:g} GPUs{types} and {where} has {most:g}{of}; {right}, or add GPUs there"
+    return f"{NEVER}it needs {counted(flex.gpus, 'GPU')}{types} and {where} has {most:g}{of}; {right}, or add GPUs there"
 
 
 def _most_gpus(flex: Flexibility, view: RegionView) -> float:

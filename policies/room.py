@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from policies.branches import Offers, arrives, no_place, unknown_share
 from policies.fit import uses_room
 from policies.freezing import frozen_w
-from policies.sentences import hhmm, kw
+from policies.sentences import counted, hhmm, kw
 from policies.serving import Level
 from policies.world import SLACK, BranchView, Budget, Flexibility, Guarded, JobState, JobView, RegionView, World
 
@@ -158,12 +158,13 @@ class Room:
         if self.guarded is not None:
             return f"{view.name} starts nothing: {self.guarded.reason}"
         room = None if view.gpus is None else view.gpus - self.kept_gpus
-        counted = not limits_only or self.kept_gpus > 0  # the cluster would give away what is kept
-        if counted and room is not None and gpus > 0 and self.gpus_used + gpus > room + SLACK:
+        gpus_count = not limits_only or self.kept_gpus > 0  # the cluster would give away what is kept
+        if gpus_count and view.gpus is not None and room is not None and gpus > 0 and self.gpus_used + gpus > room + SLACK:
             kept = f" besides {self.kept_gpus:g} kept for serving" if self.kept_gpus > 0 else ""
-            return f"{view.name} has {max(0.0, room - self.gpus_used):g} of {view.gpus:g} GPUs free{kept} and it needs {gpus:g}"
+            free = f"{max(0.0, room - self.gpus_used):g} of {counted(view.gpus, 'GPU')} free"
+            return f"{view.name} has {free}{kept} and it needs {gpus:g}"
         if view.max_jobs is not None and self.jobs_placed + 1 > view.max_jobs:
-            return f"{view.name} holds {self.jobs_placed} of at most {view.max_jobs} jobs"
+            return f"{view.name} holds {self.jobs_placed} of at most {counted(view.max_jobs, 'job')}"
         if self.limit_w is not None and self.draw_w + power_w * view.pue > self.limit_w - self.kept_w + SLACK:
             kept = f", of which {kw(self.kept_w)} are kept for serving" if self.kept_w else ""
             return (
@@ -174,7 +175,7 @@ class Room:
             return f"{view.name} comes back step by step {self.back_reason}: {kw(self.back_w)} so far"
         if gated and self.gate is not None and self.flexible_gpus + gpus > self.gate + SLACK:
             used = f"uses {self.flexible_gpus:g} and it needs {gpus:g}"
-            return f"flexible work may use {self.gate:g} GPUs in {view.name} now, {used}"
+            return f"flexible work may use {counted(self.gate, 'GPU')} in {view.name} now, {used}"
         if gpu_type is not None and not limits_only and (full := self._pool_refusal(gpu_type, gpus, power_w)):
             return full
         if self.coming and (soon := self._coming_refusal(power_w, lead_s)):

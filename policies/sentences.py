@@ -54,6 +54,12 @@ def amount(value: float, unit: str = "", digits: int = 2) -> str:
     return f"{value:,.{decimals}f}{' ' + unit if unit else ''}"
 
 
+def counted(number: float, what: str, plural: str | None = None) -> str:
+    """So many of something: "1 GPU", "0.5 GPUs", "3 jobs"; ``plural`` where that is not made with an s."""
+    told = f"{number:.0f}" if number == round(number) else f"{number:g}"
+    return f"{told} {what if number == 1 else plural or what + 's'}"
+
+
 def words(sentence: str) -> str:
     """What a sentence says, whatever its figures and times are."""
     return re.sub(r"-?\d[\d.,:-]*", "#", sentence)

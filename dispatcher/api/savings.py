@@ -18,6 +18,7 @@ from dispatcher.store import Attempt, Job
 from policies.accounting import weighted_mean
 from policies.fit import never_fits
 from policies.flexibility import PREFIX
+from policies.sentences import counted
 from policies.world import JobState, RegionView, World
 from signals.forecast import usable
 from signals.points import Kind, SignalError, SignalPoint
@@ -173,7 +174,8 @@ def with_waiting(
     if overdue:
         caveats.append(f"deadline misses count {len(overdue)} of jobs that wait and whose deadlines have passed")
     if never:
-        caveats.append(f"{len(never)} jobs wait that no region can ever run as things are: {_some(never)}")
+        waits = counted(len(never), "job waits", "jobs wait")
+        caveats.append(f"{waits} that no region can ever run as things are: {_some(never)}")
     totals = {**report["totals"], "deadline_misses": report["totals"]["deadline_misses"] + len(overdue)}
     return {**report, "totals": totals, "caveats": caveats}
 

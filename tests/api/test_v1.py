@@ -80,7 +80,7 @@ def test_a_job_that_no_region_can_ever_run_is_taken_with_a_warning(server: Serve
     assert server.get(f"/v1/plan/{job['id']}")["why"] == job["reason"]
     assert server.get("/v1/jobs")["jobs"][0]["warning"] == job["reason"]
     caveats = server.get("/v1/savings")["caveats"]
-    assert f"1 jobs wait that no region can ever run as things are: {job['id']}" in caveats
+    assert f"1 job waits that no region can ever run as things are: {job['id']}" in caveats
     plain = server.call("POST", "/v1/jobs", json={"entrypoint": "true", "entrypoint_num_gpus": 8}).json()
     assert "its region, north, has 1" in plain["warning"], "a job without wishes goes to the default region"
     for known in ((large(8.0), south), (large(1.0), replace(south, reachable=False))):

@@ -263,7 +263,7 @@ def test_a_policys_own_bound_holds_until_it_changes_but_never_beyond_the_last_sa
     assert moments(events["now"], S.RUNNING) == [0.0]
     assert moments(events["one"], S.RUNNING) == [1.0], "when the one that could not wait is done"
     assert moments(events["two"], S.RUNNING) == [2.0], "when the bound is lifted"
-    assert any("flexible work may use 1 GPUs" in e.reason for e in events["one"])
+    assert any("flexible work may use 1 GPU in" in e.reason for e in events["one"])
     assert moments(told(scenario(jobs[:1]), Gated())[1]["one"], S.RUNNING) == [0.0]
 
 

@@ -85,7 +85,7 @@ def test_a_job_that_no_region_can_ever_run_says_one_thing_counts_as_late_and_run
     plan = sim.control.snapshot().world.plan
     assert plan is not None and plan.unplaced == {"j": never, "held": never}
     alarms = {alarm.key: alarm.sentence for alarm in sim.control.snapshot().alarms}
-    assert alarms["late"] == "2 cannot end by their deadlines any more as things stand: held, j"
+    assert alarms["late"] == "2 jobs cannot end by their deadlines any more as things stand: held, j"
     assert alarms["jobs too large"] == f"job held {never} (2 such jobs: held, j)"
     sim.clusters["a"].gpus = 8.0
     advance(sim, 90)
@@ -532,7 +532,7 @@ def test_a_job_that_cannot_end_by_its_deadline_runs_at_once_and_is_told_as_late(
     reasons = [event.reason for event in sim.store.events("late")]
     assert any("it will end after its deadline" in reason for reason in reasons)
     alarm = next(alarm for alarm in sim.control.snapshot().alarms if alarm.key == "late")
-    assert alarm.sentence == "1 cannot end by their deadlines any more as things stand: late"
+    assert alarm.sentence == "1 job cannot end by its deadline any more as things stand: late"
     advance(sim, 700)
     job = sim.store.job("late")
     assert job is not None and job.state is JobState.SUCCEEDED and missed(job) and views.job_json(job)["late_s"] > 200

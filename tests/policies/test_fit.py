@@ -24,7 +24,7 @@ def one(name: str = "a", **more: Any) -> RegionView:
     ("wishes", "views", "said"),
     [
         ({"gpus": 9.0}, [one()], "it needs 9 GPUs and its region, a, has 8; ask for at most 8, or add GPUs there"),
-        ({"gpus": 1.0}, [one(gpus=0.0)], "it needs 1 GPUs and its region, a, has 0; ask for none, or add GPUs there"),
+        ({"gpus": 1.0}, [one(gpus=0.0)], "it needs 1 GPU and its region, a, has 0; ask for none, or add GPUs there"),
         (
             {"gpus": 9.0},
             [one("a", gpus=2.0), one("b", gpus=4.0)],

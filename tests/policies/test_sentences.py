@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies.sentences import kw
+from policies.sentences import counted, kw
 
 
 @pytest.mark.parametrize(
@@ -25,3 +25,10 @@ def test_a_small_sites_power_is_told_in_watts_and_what_was_stated_to_the_digit(
     watts: float | None, told: str, exact: str
 ) -> None:
     assert (kw(watts), kw(watts, exact=True)) == (told, exact)
+
+
+def test_one_of_a_thing_is_told_as_one() -> None:
+    told = [counted(1, "GPU"), counted(1.0, "API token"), counted(0, "job"), counted(2.0, "GPU"), counted(0.5, "GPU")]
+    assert told == ["1 GPU", "1 API token", "0 jobs", "2 GPUs", "0.5 GPUs"]
+    assert counted(1, "job waits", "jobs wait") == "1 job waits" and counted(3, "job waits", "jobs wait") == "3 jobs wait"
+    assert counted(1_234_567, "job") == "1234567 jobs"
