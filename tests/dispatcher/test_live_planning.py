@@ -226,5 +226,6 @@ def test_a_waiting_job_has_the_reason_of_the_plan_that_stands(sim: Simulation, p
         return found.reason
 
     assert told("the stand-in", WARMING_UP) == "a later: by the stand-in"
-    assert told("the planner", "") == "a later: by the planner"
-    assert told("the planner again", "") == "a later: by the planner", "its figures move all the time, and each is a row"
+    assert told("the planner at 41 EUR/MWh", "") == "a later: by the planner at 41 EUR/MWh"
+    before = "a later: by the planner at 41 EUR/MWh"
+    assert told("the planner at 42 EUR/MWh", "") == before, "its figures move all the time, and each is a row"
