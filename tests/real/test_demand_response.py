@@ -320,7 +320,9 @@ def test_a_utilitys_event_from_its_vtn_to_the_drivers_and_back(hall: Hall) -> No
     report = plane.gridshift("events", "report", event)
     before_w, during_w = gateway.mean(told_at - 10, told_at), gateway.mean(told_at, deleted_at)
     print(f"{report['headline']} By the drivers' counters it is {before_w - during_w:.0f} W.")
-    assert report["verdict"] == "met" and report["tracking"]["over_cap_kwh"] == 0.0
+    # The event is short: of its windows of half a minute the first or the last may be only partly within it.
+    assert report["verdict"] in ("met", "partly judged") and report["tracking"]["over_cap_kwh"] == 0.0
+    assert "it stayed within the limit" in report["headline"].lower()
     assert report["delivered"]["mean_w"]["value"] == pytest.approx(before_w - during_w, rel=0.1)
 
     # 9. beside it, by the plan that stood before the notice and was kept through the control plane's death

@@ -122,7 +122,7 @@ def test_a_job_stands_still_during_an_event_and_goes_on(tmp_path: Path, short_tm
             told = requests.get(f"{plane.address}/v1/status", timeout=10).json()
             return [alarm["sentence"] for alarm in told["alarms"] if "writer cannot be frozen" in alarm["sentence"]]
 
-        wait_until(lambda: any("has to run now" in sentence for sentence in alarms()), 20, "an alarm that says so")
+        wait_until(lambda: any("it stood frozen before" in sentence for sentence in alarms()), 20, "an alarm that says so")
         plane.gridshift("events", "cancel", "call-2")
         wait_until(lambda: not writer.is_frozen(), 20, "it to run on")
 
