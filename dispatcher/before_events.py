@@ -156,7 +156,7 @@ def unshifted_runs(world: World, region: RegionView) -> tuple[list[Run], str]:
             begin = max(job.submitted_at, job.flex.earliest_at or job.submitted_at)
             found.append(Run(begin, begin + timedelta(seconds=job.flex.runtime_s), job.flex.power_w, job.flex.gpus))
     if unknown:
-        return found, f"where {_jobs(unknown)} would have run at once is not known: several regions may take them"
+        return found, f"where {counted(unknown, 'job')} would have run at once is not known: several regions may take them"
     return found, ""
 
 
@@ -303,11 +303,11 @@ def _notes(world: World, region: RegionView, share: float, other_w: float | None
     ]
     able = [job for job in waiting if _able(job, world)]
     if never := len(waiting) - len(able):
-        yield f"left out: {_jobs(never)} that can never run: no region that may take it is large enough"
+        yield f"left out: {counted(never, 'job')} that can never run: no region that may take it is large enough"
     waiting = able
     if waiting and world.plan is not None:
         waiting_w = sum(job.flex.power_w for job in waiting) * region.pue
-        yield f"not in it: {_jobs(len(waiting))} without a place in the plan, which would draw {kw(waiting_w)}"
+        yield f"not in it: {counted(len(waiting), 'job')} without a place in the plan, which would draw {kw(waiting_w)}"
     over = [
         job
         for job in world.jobs
@@ -316,11 +316,7 @@ def _notes(world: World, region: RegionView, share: float, other_w: float | None
     ]
     if over:
         over_w = sum(_at_work_w(job, region) for job in over) * region.pue
-        yield f"counted as over: {_jobs(len(over))} that had run for longer than expected, with {kw(over_w)}"
-
-
-def _jobs(count: int) -> str:
-    return counted(count, "job")
+        yield f"counted as over: {counted(len(over), 'job')} that had run for longer than expected, with {kw(over_w)}"
 
 
 # --- keeping it -----------------------------------------------------------------------------------------------------

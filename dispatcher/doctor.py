@@ -418,7 +418,7 @@ def check_serving(region: RegionConfig) -> Iterator[Finding]:
     for one in region.serving:
         what, reader = f"serving {region.name} {one.name}", MetricsReader(one, os.environ)
         try:
-            counted = reader.read()
+            readings = reader.read()
         except MetricsError as error:
             yield Finding(
                 "fail", what, str(error), "start the server, or correct url, match and the token of [[region.serving]]"
@@ -427,12 +427,12 @@ def check_serving(region: RegionConfig) -> Iterator[Finding]:
         finally:
             reader.close()
         if one.loads():
-            *counted, load = counted
+            *readings, load = readings
             if load.wrong:
                 yield Finding("warn", what, f"load: {load.wrong}", "correct match, preset, load_gauge or load_counter")
             else:
                 yield Finding("ok", what, "load: is read")
-        for slo, said in zip(one.slos, counted, strict=True):
+        for slo, said in zip(one.slos, readings, strict=True):
             if said.wrong:
                 remedy = "correct match, preset or the metric's name; a server may tell of none before its first request"
                 yield Finding("warn", what, f"{slo.name}: {said.wrong}", remedy)

@@ -44,6 +44,7 @@ from dispatcher.verification.programme import Programme
 from dispatcher.verification.report import EventFacts, EventReport, TierCost, event_report
 from dispatcher.verification.series import MeteredSeries, resampled
 from policies.durations import parse_duration
+from policies.sentences import some
 from policies.world import JobState
 
 #: How long before the notice and after the end the meter is read, s by s: for what was drawn just before, and for the rebound.
@@ -475,7 +476,7 @@ class _Maker:
         costs = tier_costs(told, names_of(self._event), span, self._now)
         said = [NOT_COUNTED]
         if gone := sorted(one.job.id for one in told if one.job.deleted_at is not None):
-            said.append(f"Jobs that were deleted since count as they were: {_some(gone)}.")
+            said.append(f"Jobs that were deleted since count as they were: {some(gone, 5)}.")
         oldest = min((job.finished_at for job in ended if job.finished_at is not None), default=self._now)
         if len(ended) >= JOBS_COVERED and oldest > window.start:
             said.append(f"Jobs that ended before {oldest:%Y-%m-%d %H:%M} UTC were not looked at.")
@@ -487,10 +488,6 @@ class _Maker:
         stood = job.pauses > 0 or job.frozen_at is not None or job.rested_at is not None or job.state is JobState.PAUSING
         waited = job.started_at is None or job.started_at > window.start
         return stood or waited
-
-
-def _some(names: Sequence[str], shown: int = 5) -> str:
-    return ", ".join(names[:shown]) + (f" and {len(names) - shown} more" if len(names) > shown else "")
 
 
 def earlier_in_season(

@@ -177,14 +177,15 @@ def now_of(world: World, fleet: Fleet, region: RegionView, branch: str | None, m
         notes.append("the region's cluster does not answer: what runs there is as it was last known")
     if stated:
         notes.append(
-            f"{_jobs(stated)} count with the draw that their owners stated: no agent measures them alone on their GPUs"
+            f"{counted(stated, 'job')} count with the draw that their owners stated: no agent measures them alone on their GPUs"
         )
     if unknown_caps:
         notes.append(
-            f"{_jobs(unknown_caps)} could be slowed, but how far their GPUs can be capped is not known: caps count 0 there"
+            f"{counted(unknown_caps, 'job')} could be slowed, but how far their GPUs can be capped is not known: caps count 0 "
+            "there"
         )
     if unplaced:
-        notes.append(f"on which branch {_jobs(unplaced)} of this region run is not known: they are not counted")
+        notes.append(f"on which branch {counted(unplaced, 'job')} of this region run is not known: they are not counted")
     serving_w = kept_at(region, world.now)[1] if branch is None else 0.0
     return Outlook(
         region=region.name,
@@ -198,10 +199,6 @@ def now_of(world: World, fleet: Fleet, region: RegionView, branch: str | None, m
         stays=stays(tasks, measured.draw_w, serving_w, _protected_w(fleet, region.name, branch, pue)),
         notes=tuple(notes),
     )
-
-
-def _jobs(count: int) -> str:
-    return counted(count, "job")
 
 
 def _gpus_by_job(fleet: Fleet, region: str) -> Mapping[str, Sequence[tuple[str | None, GpuView]]]:

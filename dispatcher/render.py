@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dispatcher.client import ENDED
-from policies.sentences import amount, kw
+from policies.sentences import amount, counted, kw
 
 Json = Mapping[str, Any]
 
@@ -357,13 +357,9 @@ def _deadlines(totals: Json) -> list[tuple[str, Any]]:
         ("finished late", "1 job finished after its deadline" if late == 1 else f"{late} jobs finished after their deadline"),
         (
             "never finished",
-            f"{_jobs(failed)} with a deadline failed, {cancelled} {'was' if cancelled == 1 else 'were'} cancelled",
+            f"{counted(failed, 'job')} with a deadline failed, {cancelled} {'was' if cancelled == 1 else 'were'} cancelled",
         ),
     ]
-
-
-def _jobs(count: int) -> str:
-    return "1 job" if count == 1 else f"{count} jobs"
 
 
 def _share(part: float, whole: float) -> str:

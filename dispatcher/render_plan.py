@@ -26,7 +26,7 @@ from dispatcher.render import (
     time_of,
     when,
 )
-from policies.sentences import FINEST, kw
+from policies.sentences import FINEST, kw, some
 
 RUNS, PAUSED, WAITS, DEADLINE, NOW = "█", "─", "·", "|", "┊"
 #: Shortest time ahead that the chart shows.
@@ -101,8 +101,8 @@ def _running_and_limits(plan: Json, region: str) -> Iterator[str]:
     """The jobs that have a place in a region now, in a line, and the limits up to the horizon, a line each."""
     running = [one for one in plan.get("running") or () if one["region"] == region]
     if running:
-        told = ", ".join(f"{clean(one['job_id'])} {_until(one)}" for one in running[:_TOLD])
-        yield f"  running: {told}" + (f" and {len(running) - _TOLD} more" if len(running) > _TOLD else "")
+        told = [f"{clean(one['job_id'])} {_until(one)}" for one in running]
+        yield f"  running: {some(told, _TOLD)}"
     limits = [one for one in plan.get("limits") or () if one["region"] == region]
     for one in limits[:_TOLD]:
         where = f" of branch {clean(one['branch'])}" if one.get("branch") else ""

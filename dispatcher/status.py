@@ -12,7 +12,7 @@ from dispatcher.regions import Region
 from dispatcher.store import Attempt
 from policies.fit import always_kept, never_fits, uses_room
 from policies.freezing import frozen_w
-from policies.sentences import counted, kw
+from policies.sentences import counted, kw, some
 from policies.turns import WAITING
 from policies.world import PLACED, Action, Alarm, JobState, JobView, Plan, RegionView, World
 
@@ -99,7 +99,7 @@ def too_large(world: World, now: datetime) -> list[AlarmStatus]:
     if not found:
         return []
     ids = sorted(found)
-    others = f" ({len(ids)} such jobs: {_names(ids)})" if len(ids) > 1 else ""
+    others = f" ({len(ids)} such jobs: {some(ids, _NAMED)})" if len(ids) > 1 else ""
     return [AlarmStatus(TOO_LARGE, None, f"job {ids[0]} {found[ids[0]]}{others}", now)]
 
 
@@ -125,10 +125,6 @@ def _never_fits(view: JobView, regions: Sequence[RegionView], home: str | None) 
     return never_fits(view.flex, regions, home) if waits and not view.cancel_requested else None
 
 
-def _names(ids: Sequence[str]) -> str:
-    return ", ".join(ids[:_NAMED]) + (f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else "")
-
-
 def late(plan: Plan | None, views: Mapping[str, JobView], placed: Iterable[str], now: datetime) -> list[AlarmStatus]:
     """One alarm for all jobs that cannot end in time: those that the plan has late, those that run late
     (``placed``), and those that wait after their deadlines."""
@@ -138,7 +134,7 @@ def late(plan: Plan | None, views: Mapping[str, JobView], placed: Iterable[str],
     if not ids:
         return []
     theirs = "its deadline" if len(ids) == 1 else "their deadlines"
-    sentence = f"{counted(len(ids), 'job')} cannot end by {theirs} any more as things stand: {_names(ids)}"
+    sentence = f"{counted(len(ids), 'job')} cannot end by {theirs} any more as things stand: {some(ids, _NAMED)}"
     return [AlarmStatus("late", None, sentence, now)]
 
 

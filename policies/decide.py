@@ -22,7 +22,7 @@ from policies.freezing import (
     why_not,
 )
 from policies.room import Room, drawn_w, least_w, limits_on, rests_w, rooms, running_w
-from policies.sentences import counted, hhmm, kw, span
+from policies.sentences import counted, hhmm, kw, some, span
 from policies.serving import Level
 from policies.turns import (
     ASK_EARLIER_S,
@@ -255,7 +255,7 @@ def meet_limit(room: Room, here: Sequence[JobView], world: World, acted: Iterabl
         deaf = [job.id for job in candidates if not may_ask(job, world)]
         parts = [f"{counted(len(fixed), 'job')} there cannot be paused"] if fixed else []
         if deaf:
-            names = ", ".join(deaf[:3]) + (f" and {len(deaf) - 3} more" if len(deaf) > 3 else "")
+            names = some(deaf, 3)
             parts.append(f"{names} did not answer when asked for a checkpoint")
         parts += _unfrozen(told, world.now)
         if room.unlocated:
@@ -280,7 +280,7 @@ def _unfrozen(here: Iterable[JobView], now: datetime) -> list[str]:
             reasons.setdefault(why, []).append(job.id)
     told = []
     for why, ids in reasons.items():
-        names = ", ".join(ids[:3]) + (f" and {len(ids) - 3} more" if len(ids) > 3 else "")
+        names = some(ids, 3)
         told.append(f"{names} cannot be frozen ({why})")
     return told
 

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 #: Sums are told no finer: a millionth of a euro is less than a second of one GPU.
@@ -58,6 +59,11 @@ def counted(number: float, what: str, plural: str | None = None) -> str:
     """So many of something: "1 GPU", "0.5 GPUs", "3 jobs"; ``plural`` where that is not made with an s."""
     told = f"{number:.0f}" if number == round(number) else f"{number:g}"
     return f"{told} {what if number == 1 else plural or what + 's'}"
+
+
+def some(names: Sequence[str], most: int) -> str:
+    """The first ``most`` of some names, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def words(sentence: str) -> str:

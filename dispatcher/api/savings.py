@@ -18,7 +18,7 @@ from dispatcher.store import Attempt, Job
 from policies.accounting import weighted_mean
 from policies.fit import never_fits
 from policies.flexibility import PREFIX
-from policies.sentences import counted
+from policies.sentences import counted, some
 from policies.world import JobState, RegionView, World
 from signals.forecast import usable
 from signals.points import Kind, SignalError, SignalPoint
@@ -149,7 +149,7 @@ def report(
             caveats.append(f"{name}: {left_out} of {len(ran)} jobs are left out on both sides, because {why}")
     gone = sorted(job.id for job in jobs if job.deleted_at is not None)
     if gone:
-        caveats.append(f"{len(gone)} of the ended jobs were deleted since, and count all the same: {_some(gone)}")
+        caveats.append(f"{len(gone)} of the ended jobs were deleted since, and count all the same: {some(gone, 5)}")
     if len(jobs) >= JOBS_COVERED:
         caveats.append(f"only the latest {JOBS_COVERED} ended jobs are covered")
     return {
@@ -175,13 +175,9 @@ def with_waiting(
         caveats.append(f"deadline misses count {len(overdue)} of jobs that wait and whose deadlines have passed")
     if never:
         waits = counted(len(never), "job waits", "jobs wait")
-        caveats.append(f"{waits} that no region can ever run as things are: {_some(never)}")
+        caveats.append(f"{waits} that no region can ever run as things are: {some(never, 5)}")
     totals = {**report["totals"], "deadline_misses": report["totals"]["deadline_misses"] + len(overdue)}
     return {**report, "totals": totals, "caveats": caveats}
-
-
-def _some(names: Sequence[str], shown: int = 5) -> str:
-    return ", ".join(names[:shown]) + (f" and {len(names) - shown} more" if len(names) > shown else "")
 
 
 def _restart_caveats(ran: Sequence[Job]) -> list[str]:

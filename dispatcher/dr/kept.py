@@ -11,10 +11,9 @@ from typing import Any
 
 from dispatcher.config_events import EventSourceConfig
 from dispatcher.dr.model import DrEvent, ReportDue, Segment, Signal, version_json
+from dispatcher.dr.timing import LAST_YEAR
 from dispatcher.store import GridEvent, GridStep
 
-#: No end lies so far ahead: it is a way to write that there is none.
-_NEVER_YEAR = 2200
 _TIMES = frozenset({"received_at", "start", "end", "effective_from", "version", "at"})
 _PARTS: dict[str, Callable[..., Any]] = {"segments": Segment, "signals": Signal, "reports_due": ReportDue}
 
@@ -107,8 +106,8 @@ def grid_event(event: DrEvent, source: EventSourceConfig, before: GridEvent | No
 
 
 def _end(end: datetime | None) -> datetime | None:
-    """An end that means "none" is none, though it be written as a time such as 9999-12-31."""
-    return None if end is None or end.year >= _NEVER_YEAR else end
+    """An end that means "none" is none, though it be written as a time such as 9999-12-31: no real one lies so far ahead."""
+    return None if end is None or end.year >= LAST_YEAR else end
 
 
 def _reason(event: DrEvent, before: GridEvent | None, lowest: GridStep | None) -> str:

@@ -19,7 +19,7 @@ _INFINITE_YEARS = 1000
 SHOWN_AHEAD = timedelta(days=7)
 _MOST_REPEATED = 2500
 #: No start lies beyond it, and sums with what does not always have a meaning.
-_LAST_YEAR = 2200
+LAST_YEAR = 2200
 
 _NUMBER = r"(\d+(?:[.,]\d+)?)"
 _DURATION = re.compile(
@@ -111,8 +111,8 @@ def parse_time(value: object, where: str, zone: tzinfo | None, notes: Notes, *, 
         at = datetime.fromisoformat(value.strip())
     except ValueError:
         raise Refused("bad_time", wrong) from None
-    if at.year > _LAST_YEAR and not is_end:
-        raise Refused("bad_time", f"{where}: {shown(value)}: must not be after {_LAST_YEAR}")
+    if at.year > LAST_YEAR and not is_end:
+        raise Refused("bad_time", f"{where}: {shown(value)}: must not be after {LAST_YEAR}")
     try:
         if at.tzinfo is not None:
             return at.astimezone(UTC)

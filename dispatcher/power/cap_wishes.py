@@ -17,7 +17,7 @@ from dispatcher.power.hub import GpuLive, NodeLive
 from policies.cap_model import GRID, LEAST_CAP, CapCurve, Learned
 from policies.freezing import frozen_w
 from policies.power_allocation import TIER_LOSS, Allocation, Tree, Units, allocate
-from policies.sentences import hhmm, kw
+from policies.sentences import hhmm, kw, some
 from policies.serving import Level
 from policies.turns import leaving, limit_key, pausable_now
 from policies.world import PLACED, Flexibility, JobView, RegionView
@@ -451,7 +451,7 @@ def _told(
         if short_w <= 0:
             continue
         ids = [job_id for number in short.pause for job_id in by_number[number]]
-        named = ", ".join(ids[:5]) + (f" and {len(ids) - 5} more" if len(ids) > 5 else "")
+        named = some(ids, 5)
         where = view.name if is_site else f"branch {short.name} of {view.name}"
         nothing = "nothing else there can pause" if gone else "nothing there can pause"
         does = f"pausing {named} would meet it" if ids else nothing
