@@ -185,12 +185,13 @@ def _has_power_for(room: Room, job: JobView, others: Sequence[JobView], now: dat
     """Whether a frozen job may run again as far as the limits on a region, or on a branch, go; ``others`` stand frozen too."""
     draw_w = room.staying_w + _returns_w(room, job)
     draw_w += _returning_w(room, others, NOT_WORTH_WAKING_S, now)
-    limits = [budget.limit_w for budget in room.coming if (budget.start - now).total_seconds() <= NOT_WORTH_WAKING_S]
+    soon = [budget for budget in room.coming if (budget.start - now).total_seconds() <= NOT_WORTH_WAKING_S]
+    limits = [budget.limit_w - room.kept_w_at(budget.start) for budget in soon]
     if room.limit_w is not None:
-        limits.append(room.limit_w)
+        limits.append(room.limit_w - room.kept_w)
     if room.back_w is not None and room.draw_w + _returns_w(room, job) > room.back_w + SLACK:
         return False
-    return all(draw_w <= limit_w - room.kept_w + SLACK for limit_w in limits)
+    return all(draw_w <= limit_w + SLACK for limit_w in limits)
 
 
 # --- serving ----------------------------------------------------------------------------------------------------------
@@ -355,7 +356,8 @@ def _prepare(room: Room, here: Sequence[JobView], world: World, acted: set[str])
         staying = [
             j for j in here if not leaving(j) and j.id not in acted and j.id not in asked and _left_s(j, world) > until_s
         ]
-        excess_w = sum(least_w(room, job) for job in staying) * room.view.pue + room.other_w - budget.limit_w
+        excess_w = sum(least_w(room, job) for job in staying) * room.view.pue + room.other_w
+        excess_w -= budget.limit_w - room.kept_w_at(budget.start)
         excess_w += _returning_w(room, staying, until_s, world.now)
         for job in _candidates(room, staying, world, acted, budget.start):
             if excess_w <= 0:

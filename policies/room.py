@@ -203,9 +203,14 @@ class Room:
     def _coming_refusal(self, power_w: float, lead_s: float) -> str | None:
         for budget in self.coming:
             soon = self.now is not None and (budget.start - self.now).total_seconds() <= lead_s
-            if soon and self.draw_w - self.leaving_w + power_w * self.view.pue > budget.limit_w - self.kept_w + SLACK:
+            left_w = budget.limit_w - self.kept_w_at(budget.start)
+            if soon and self.draw_w - self.leaving_w + power_w * self.view.pue > left_w + SLACK:
                 return f"{self.view.name} may draw {kw(budget.limit_w)} from {hhmm(budget.start)} ({budget.why})"
         return None
+
+    def kept_w_at(self, when: datetime) -> float:
+        """What is left to serving at a later moment, as far as it is known now, W at the meter."""
+        return kept_at(self.view, when)[1] if self.branch is None else 0.0
 
     def take(self, gpus: float, power_w: float, *, gpu_type: str | None = None, flexible: bool = False, times: int = 1) -> None:
         """Count a job that is launched here (``times`` -1: one that has left). ``power_w`` is what it draws at the GPU."""

@@ -25,6 +25,7 @@ from policies.world import (
     Pausable,
     Placement,
     Plan,
+    Reserved,
     StopAttempt,
     World,
 )
@@ -225,6 +226,35 @@ def test_a_coming_limit_asks_in_time_for_the_checkpoint_and_no_earlier() -> None
 
     assert ahead(600) == []
     assert "from 2026-02-03 06:02Z (grid call)" in only(ahead(125)).reason  # type: ignore[union-attr]
+
+
+def test_a_coming_limit_leaves_to_serving_what_is_kept_for_it_then() -> None:
+    one = running("j", "a", runtime_s=6 * 3600.0, checkpoint_s=120.0)
+    begins = NOW + timedelta(seconds=125)
+    budget = Budget("a", begins, None, 1500.0, "e1", "grid call")
+
+    def ahead(kept_w: float, start: datetime, end: datetime) -> list[Action]:
+        kept = Reserved(start, end, 1.0, kept_w)
+        return decide(world([one], [region("a", FLAT, reserved=(kept,))], budgets=(budget,)))
+
+    assert ahead(400.0, NOW - H, NOW + 4 * H) == [], "both have room below it"
+    asked = only(ahead(600.0, NOW - H, NOW + 4 * H))
+    assert isinstance(asked, AskCheckpoint) and "may draw 1,500 W from 2026-02-03 06:02Z" in asked.reason
+    assert isinstance(only(ahead(600.0, begins, NOW + 4 * H)), AskCheckpoint), "kept from its start on"
+    assert ahead(600.0, NOW - H, begins) == [], "no more is kept once it begins"
+
+
+def test_a_job_does_not_start_into_a_coming_limit_that_serving_needs() -> None:
+    waiting = job("j", checkpoint_s=120.0, pausable=Pausable.CHECKPOINT)
+    begins = NOW + timedelta(seconds=60)
+    budget = Budget("a", begins, None, 1500.0, "e1", "grid call")
+
+    def start(kept_w: float, start: datetime, end: datetime) -> Action:
+        here = region("a", FLAT, reserved=(Reserved(start, end, 1.0, kept_w),))
+        return only(decide(planned(world([waiting], [here], budgets=(budget,)), "j", "a", (0, 2))))
+
+    assert isinstance(start(600.0, begins, NOW + 4 * H), Hold), "it would be asked to pause at once"
+    assert isinstance(start(600.0, NOW - H, begins), Launch), "what is kept ends before the limit begins"
 
 
 def test_the_plan_pauses_a_running_job_only_when_that_can_pay() -> None:

@@ -230,6 +230,15 @@ def test_others_give_way_in_time_for_a_frozen_job_that_must_run_on() -> None:
     assert all(one.job_id != "k" for one in acts([frozen("j", 294.0), frozen("k", 1.0)], limit))  # type: ignore[union-attr]
 
 
+def test_a_frozen_job_does_not_wake_for_seconds_before_a_limit_that_serving_needs() -> None:
+    from policies.world import Reserved
+
+    soon = limited(1500.0, start_s=10.0, last_s=3600.0)
+    then = Reserved(NOW + 10 * S, NOW + H, 1.0, 600.0)
+    assert acts([frozen("j", 5.0)], soon, reserved=(then,)) == []
+    assert isinstance(only(acts([frozen("j", 5.0)], soon, reserved=(replace(then, power_w=400.0),))), Thaw)
+
+
 def test_a_coming_limit_freezes_just_before_it_begins_and_does_not_wake_for_seconds() -> None:
     one = freezer("j", remaining_s=7200.0)
     assert acts([one], limited(400.0, start_s=30.0)) == []
