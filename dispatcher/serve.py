@@ -63,6 +63,7 @@ from dispatcher.power.hub import Former, Hub
 from dispatcher.power.meter_store import MeterStore
 from dispatcher.power.site_meters import SiteMeters
 from dispatcher.regions import Region
+from dispatcher.serving.account import ServingAccount
 from dispatcher.serving.demand import DemandBook
 from dispatcher.serving.metrics import MetricsReader
 from dispatcher.serving.watch import ServingStatus, ServingWatch
@@ -483,6 +484,7 @@ def run(config: Config, *, on_ready: Callable[[], None] = lambda: None) -> int:
             control.alarm_sources.append(triggers.alarms)
         demand = DemandBook(config, signals, clock.now, mono=lambda: time.monotonic() * clock.speed)
         control.reserved = demand.reserved
+        account = ServingAccount(config, store, clock.now)
         serving = ServingWatch(
             config,
             lambda one: MetricsReader(one, os.environ),
@@ -490,12 +492,15 @@ def run(config: Config, *, on_ready: Callable[[], None] = lambda: None) -> int:
             nodes=hub.nodes,
             changed=lambda: nudge_for_serving(control),
             demand=demand.note,
+            account=account,
         )
         if any(region.serving for region in config.regions):
             control.guards = serving.guards
             control.loops.append(Loop("serving", 1.0, lambda now: serving.look(control.snapshot().world, now)))
             control.loops.append(Loop("serving demand", 5.0, demand.keep))
+            control.loops.append(Loop("serving account", 10.0, account.keep))
             control.alarm_sources.append(serving.alarms)
+            stack.callback(account.close)
             stack.callback(demand.close)
             stack.callback(serving.close)
             serving.start()

@@ -62,6 +62,14 @@ class Risk:
     sentence: str
 
 
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """What came between two readings: requests in all and bad ones; of a gauge the seconds, and those above its limit."""
+
+    total: float
+    bad: float
+
+
 @dataclass(slots=True)
 class _Span:
     from_s: float
@@ -87,28 +95,35 @@ class SloWatch:
         self._last: Reading | None = None
         self._why = ""
 
-    def add(self, reading: Reading) -> None:
-        """Take a reading; one that is not newer than the last is dropped, one without usable figures counts as missing."""
+    def add(self, reading: Reading) -> Passed | None:
+        """Take a reading; one that is not newer than the last is dropped, one without usable figures counts as missing. Says
+        what came since the one before; None where there is none. A gauge's reading stands for the time since the one before,
+        where that is not stale."""
         if not math.isfinite(reading.at_s) or (self._last is not None and reading.at_s <= self._last.at_s):
-            return
+            return None
         counted = self.objective.share is not None
         figures = (reading.good, reading.total) if counted else (reading.value,)
         if any(f is None or not math.isfinite(f) or (counted and f < 0) for f in figures):
             self.missing(reading.at_s, "a reading without a figure")
-            return
+            return None
+        passed = None
         if self.objective.share is None:
             assert reading.value is not None
             self._values.append((reading.at_s, reading.value))
+            if self._last is not None and reading.at_s - self._last.at_s <= self._stale_s:
+                seconds = reading.at_s - self._last.at_s
+                passed = Passed(seconds, seconds if reading.value > self.objective.limit else 0.0)
         elif self._last is not None:
-            self._count(self._last, reading)
+            passed = self._count(self._last, reading)
         self._last, self._why = reading, ""
+        return passed
 
     def missing(self, at_s: float, why: str) -> None:
         """A reading could not be had at ``at_s``; told once what there is has become stale."""
         if self._last is None or at_s >= self._last.at_s:
             self._why = why
 
-    def _count(self, last: Reading, new: Reading) -> None:
+    def _count(self, last: Reading, new: Reading) -> Passed:
         assert last.good is not None and last.total is not None and new.good is not None and new.total is not None
         good, total = (new.good, new.total) if new.total < last.total else (new.good - last.good, new.total - last.total)
         if good < 0 or total < 0:  # only a part went backwards: what happened since cannot be told
@@ -122,6 +137,7 @@ class SloWatch:
             self._spans.append(_Span(last.at_s, new.at_s, total, bad))
         while self._spans and self._spans[0].to_s <= new.at_s - self._long_s:
             self._spans.popleft()
+        return Passed(total, bad)
 
     def _window(self, end_s: float, window_s: float) -> tuple[float, float]:
         """Requests and bad requests; what came between two readings is spread evenly between them."""

@@ -15,6 +15,7 @@ from typing import Protocol
 from dispatcher.config import Config
 from dispatcher.config_serving import ServingConfig
 from dispatcher.power.hub import NodeLive
+from dispatcher.serving.account import ServingAccount
 from dispatcher.serving.metrics import Counted, MetricsError
 from dispatcher.store import GridEventChange
 from policies.freezing import may_freeze
@@ -83,7 +84,7 @@ class ServingWatch:
     """All serving of a configuration. ``look`` is a loop's; the rest may be called from any thread.
 
     ``nodes`` are those that agents tell of, ``changed`` is called when batch has to give more, or less, and ``demand`` with a
-    region, a serving's name, its load as it was read and how old that is, s.
+    region, a serving's name, its load as it was read and how old that is, s. ``account`` counts what was seen, for reports.
     """
 
     def __init__(
@@ -95,10 +96,11 @@ class ServingWatch:
         nodes: Callable[[], Iterable[NodeLive]] = lambda: (),
         changed: Callable[[], None] = lambda: None,
         demand: Callable[[str, str, float, float], None] = lambda region, name, load, age_s: None,
+        account: ServingAccount | None = None,
         mono: Callable[[], float] = time.monotonic,
     ) -> None:
         self._history, self._nodes, self._changed, self._mono = history, nodes, changed, mono
-        self._demand = demand
+        self._demand, self._account = demand, account
         self._served = tuple(
             _Served(
                 region.name,
@@ -161,7 +163,9 @@ class ServingWatch:
                 if said is None or said.wrong:
                     watch.missing(at_s, said.wrong if said is not None else error)
                 else:
-                    watch.add(Reading(at_s - said.age_s, said.good, said.total, said.value))
+                    passed = watch.add(Reading(at_s - said.age_s, said.good, said.total, said.value))
+                    if passed is not None and self._account is not None:
+                        self._account.counted(one.region, one.config.name, number, passed)
         for load in counted[len(one.watches) :]:
             if load.value is not None and not load.wrong:
                 self._demand(one.region, one.config.name, load.value, load.age_s)
@@ -190,6 +194,11 @@ class ServingWatch:
             one.risks = tuple(watch.risk(now_s) for watch in one.watches)
             one.batch, one.job_ids = batch_of(here, world), job_ids
             one.state = state = one.guard.step(now_s, one.risks, one.batch)
+            if self._account is not None:
+                gpus = sum(
+                    j.flex.gpus for j in world.jobs if j.state in PLACED and j.region == one.region and j.frozen_at is None
+                )
+                self._account.looked(one.region, one.config.name, now_s, state.level, one.risks, here, gpus)
             if before is not None and before.level == state.level and before.unmet_alone == state.unmet_alone:
                 return False
             one.since = now

@@ -242,6 +242,55 @@ class BeforeEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class Judged:
+    """What one objective of a serving counted: requests in all and ``bad`` ones (of a gauge: seconds that were judged, and
+    those above its limit), and for how many seconds it was known how it stood, and was not."""
+
+    total: float = 0.0
+    bad: float = 0.0
+    known_s: float = 0.0
+    unknown_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectiveCounts:
+    """What one objective counted while no batch ran beside its serving (``alone``) and while some did (``beside``). ``share``
+    is what was promised of requests then (None: a gauge, that must stay at or below its limit)."""
+
+    name: str
+    share: float | None
+    alone: Judged
+    beside: Judged
+
+
+@dataclass(frozen=True, slots=True)
+class ServingQuarter:
+    """What one control plane saw of a serving in a part of the quarter hour from ``start`` on; parts add up.
+
+    ``level_s`` are seconds at each of policies.serving.Level, the lowest first: together what was watched. ``beside_s`` are
+    those of them in which batch ran beside it, ``beside_gpu_s`` that batch's GPU-seconds, ``region_gpu_s`` those of all batch
+    that ran in the region. ``rises`` counts how often batch was asked to step aside, ``rises_beside`` those at which batch ran
+    beside it; ``frozen``, ``capped`` and ``asked`` (for a checkpoint) the jobs to which that happened meanwhile. ``yield_s``
+    has, for each rise after which batch gave way, the seconds until the first job had."""
+
+    region: str
+    name: str
+    start: datetime
+    part: str
+    objectives: tuple[ObjectiveCounts, ...] = ()
+    level_s: tuple[float, ...] = ()
+    beside_s: float = 0.0
+    beside_gpu_s: float = 0.0
+    region_gpu_s: float = 0.0
+    rises: int = 0
+    rises_beside: int = 0
+    frozen: int = 0
+    capped: int = 0
+    asked: int = 0
+    yield_s: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Token:
     """An API token; only its SHA-256 (hex) is stored."""
 
@@ -366,6 +415,14 @@ class Store(Protocol):
 
     def before_event(self, source: str, event_id: str) -> BeforeEvent | None:
         """What was expected without an event when notice of it came; None where nothing was kept."""
+        ...
+
+    def keep_serving(self, quarters: Sequence[ServingQuarter]) -> "Future[None]":
+        """Keep what was seen of serving; a part that is kept already is replaced."""
+        ...
+
+    def serving_quarters(self, region: str, name: str, start: datetime, end: datetime) -> list[ServingQuarter]:
+        """What was seen of a serving in quarter hours that begin in ``[start, end)``, by start and part."""
         ...
 
     def add_token(self, token: Token) -> "Future[None]":

@@ -11,13 +11,13 @@ from typing import Any, TypeVar, get_args
 
 from dispatcher.errors import AlreadyExists, BadInput, IllegalMove, StaleState
 from dispatcher.states import EDGES, check_move
-from dispatcher.store import Attempt, BeforeEvent, Change, GridEvent, GridEventChange, Job, JobEvent, Token
+from dispatcher.store import Attempt, BeforeEvent, Change, GridEvent, GridEventChange, Job, JobEvent, ServingQuarter, Token
 from dispatcher.store.copying import copier, maker
 from policies.world import ENDED, JobState
 
 _JOB_FIELDS = frozenset(f.name for f in fields(Job)) - {"id", "seq", "state"}
 _ATTEMPT_FIELDS = frozenset(f.name for f in fields(Attempt)) - {"job_id", "attempt", "submission_id"}
-T = TypeVar("T", Job, Attempt, GridEvent, GridEventChange, BeforeEvent, Token)
+T = TypeVar("T", Job, Attempt, GridEvent, GridEventChange, BeforeEvent, ServingQuarter, Token)
 _job_with, _attempt_with, _event = copier(Job), copier(Attempt), maker(JobEvent)
 
 
@@ -27,7 +27,9 @@ def _times_and_texts(kind: type[Any]) -> tuple[tuple[str, ...], Callable[[Any], 
 
 
 #: The fields that hold a time or a text, by class, and their values: all others are stored as they are.
-_TO_CLEAN = {kind: _times_and_texts(kind) for kind in (Job, Attempt, GridEvent, GridEventChange, BeforeEvent, Token)}
+_TO_CLEAN = {
+    kind: _times_and_texts(kind) for kind in (Job, Attempt, GridEvent, GridEventChange, BeforeEvent, ServingQuarter, Token)
+}
 #: How many of its last events an IllegalMove tells.
 STORY_EVENTS = 5
 

@@ -14,7 +14,20 @@ from typing import Any
 from sqlalchemy import Column, null
 
 from dispatcher.errors import BadInput
-from dispatcher.store import Attempt, BeforeEvent, GridEvent, GridEventChange, GridStep, Job, JobEvent, Request, Token
+from dispatcher.store import (
+    Attempt,
+    BeforeEvent,
+    GridEvent,
+    GridEventChange,
+    GridStep,
+    Job,
+    JobEvent,
+    Judged,
+    ObjectiveCounts,
+    Request,
+    ServingQuarter,
+    Token,
+)
 from dispatcher.store.tables import (
     API_TOKEN,
     ATTEMPT,
@@ -23,6 +36,7 @@ from dispatcher.store.tables import (
     GRID_EVENT_CHANGE,
     JOB,
     JOB_EVENT,
+    SERVING_QUARTER,
 )
 from policies.world import Flexibility, JobState, Pausable
 
@@ -38,6 +52,7 @@ EVENT_COLUMNS = _columns(JOB_EVENT, JobEvent)
 GRID_EVENT_COLUMNS = _columns(GRID_EVENT, GridEvent)
 GRID_EVENT_CHANGE_COLUMNS = _columns(GRID_EVENT_CHANGE, GridEventChange)
 BEFORE_EVENT_COLUMNS = _columns(GRID_EVENT_BEFORE, BeforeEvent)
+SERVING_QUARTER_COLUMNS = _columns(SERVING_QUARTER, ServingQuarter)
 TOKEN_COLUMNS = _columns(API_TOKEN, Token)
 
 # The columns that are written, in this order; a new job's seq is known only in its transaction, so it stands last.
@@ -65,6 +80,8 @@ _REQUEST_AT, _FLEX_AT, _STATE_AT = _JOB.index("request"), _JOB.index("flex"), _J
 _STEPS_AT = [f.name for f in fields(GridEvent)].index("steps")
 _CHANGE_STEPS_AT = [f.name for f in fields(GridEventChange)].index("steps")
 _BEFORE = [f.name for f in fields(BeforeEvent)]
+_SERVING = [f.name for f in fields(ServingQuarter)]
+_JUDGED = [f.name for f in fields(Judged)]
 _OLD_AT, _NEW_AT = EVENT_INSERT.index("old_state"), EVENT_INSERT.index("new_state")
 
 
@@ -239,3 +256,23 @@ def before_event_of(row: Sequence[Any]) -> BeforeEvent:
     for name in ("plan_w", "unshifted_w", "notes"):
         values[name] = None if values[name] is None else tuple(values[name])
     return BeforeEvent(**values)
+
+
+def serving_quarter_values(kept: ServingQuarter) -> dict[str, Any]:
+    """The values of SERVING_QUARTER_COLUMNS by name."""
+    values = {name: getattr(kept, name) for name in _SERVING}
+    values["objectives"] = [[one.name, one.share, _judged(one.alone), _judged(one.beside)] for one in kept.objectives]
+    return values | {"level_s": list(kept.level_s), "yield_s": list(kept.yield_s)}
+
+
+def _judged(one: Judged) -> list[float]:
+    return [getattr(one, name) for name in _JUDGED]
+
+
+def serving_quarter_of(row: Sequence[Any]) -> ServingQuarter:
+    """What was seen of a serving, of a row of SERVING_QUARTER_COLUMNS."""
+    values = dict(zip(_SERVING, row, strict=True))
+    values["objectives"] = tuple(
+        ObjectiveCounts(name, share, Judged(*alone), Judged(*beside)) for name, share, alone, beside in values["objectives"]
+    )
+    return ServingQuarter(**values | {"level_s": tuple(values["level_s"]), "yield_s": tuple(values["yield_s"])})

@@ -12,7 +12,18 @@ from datetime import datetime, timedelta
 from typing import TypeVar
 
 from dispatcher.errors import AlreadyExists, GridshiftError, NotFound, StoreUnavailable
-from dispatcher.store import Attempt, BeforeEvent, Change, GridEvent, GridEventChange, Job, JobEvent, Page, Token
+from dispatcher.store import (
+    Attempt,
+    BeforeEvent,
+    Change,
+    GridEvent,
+    GridEventChange,
+    Job,
+    JobEvent,
+    Page,
+    ServingQuarter,
+    Token,
+)
 from dispatcher.store.changes import Written, changed, checked_submission, storable, submitted
 from dispatcher.store.paging import CHANGES_KEPT, RECEIPTS_KEPT, check_limit, cursor_of, position_of
 from policies.world import ENDED, JobState
@@ -39,6 +50,7 @@ class MemoryStore:
         self._grid_changes: dict[tuple[str, str], list[GridEventChange]] = {}
         self._grid_changes_noted = 0
         self._before_events: dict[tuple[str, str], BeforeEvent] = {}
+        self._serving: dict[tuple[str, str, datetime, str], ServingQuarter] = {}
         self._receipts: dict[tuple[str, str], datetime] = {}
         self._tokens: dict[str, Token] = {}
         self._settings: dict[str, str] = {}
@@ -201,6 +213,15 @@ class MemoryStore:
 
         return self._write(keep)
 
+    def keep_serving(self, quarters: Sequence[ServingQuarter]) -> "Future[None]":
+        """See Store."""
+
+        def keep() -> None:
+            for one in [storable(quarter) for quarter in quarters]:
+                self._serving[one.region, one.name, one.start, one.part] = one
+
+        return self._write(keep)
+
     def add_token(self, token: Token) -> "Future[None]":
         """See Store."""
 
@@ -329,6 +350,12 @@ class MemoryStore:
         """See Store."""
         with self._lock:
             return self._before_events.get((source, event_id))
+
+    def serving_quarters(self, region: str, name: str, start: datetime, end: datetime) -> list[ServingQuarter]:
+        """See Store."""
+        with self._lock:
+            found = [one for one in self._serving.values() if (one.region, one.name) == (region, name)]
+        return sorted((one for one in found if start <= one.start < end), key=lambda one: (one.start, one.part))
 
     def held_grid_events(self, source: str, since: datetime) -> dict[str, str]:
         """See Store."""

@@ -17,7 +17,18 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from dispatcher.clock import always
 from dispatcher.errors import AlreadyExists, GridshiftError, NotFound, StoreUnavailable
-from dispatcher.store import Attempt, BeforeEvent, Change, GridEvent, GridEventChange, Job, JobEvent, Page, Token
+from dispatcher.store import (
+    Attempt,
+    BeforeEvent,
+    Change,
+    GridEvent,
+    GridEventChange,
+    Job,
+    JobEvent,
+    Page,
+    ServingQuarter,
+    Token,
+)
 from dispatcher.store.changes import checked_submission, storable
 from dispatcher.store.codec import (
     ATTEMPT_COLUMNS,
@@ -26,6 +37,7 @@ from dispatcher.store.codec import (
     GRID_EVENT_CHANGE_COLUMNS,
     GRID_EVENT_COLUMNS,
     JOB_COLUMNS,
+    SERVING_QUARTER_COLUMNS,
     TOKEN_COLUMNS,
     attempt_of,
     before_event_of,
@@ -36,6 +48,8 @@ from dispatcher.store.codec import (
     grid_event_of,
     grid_event_values,
     job_of,
+    serving_quarter_of,
+    serving_quarter_values,
 )
 from dispatcher.store.engine import database, describe, make_engine, sqlite_path
 from dispatcher.store.migrate import check_revision
@@ -48,6 +62,7 @@ from dispatcher.store.tables import (
     GRID_EVENT_CHANGE,
     JOB,
     JOB_EVENT,
+    SERVING_QUARTER,
     SETTING,
     WEBHOOK_RECEIPT,
 )
@@ -243,6 +258,17 @@ class SqlStore:
 
         return self._call(keep)
 
+    def keep_serving(self, quarters: Sequence[ServingQuarter]) -> "Future[None]":
+        """See Store."""
+
+        def keep(connection: Connection) -> None:
+            key = SERVING_QUARTER.primary_key.columns
+            for one in [serving_quarter_values(storable(quarter)) for quarter in quarters]:
+                connection.execute(delete(SERVING_QUARTER).where(*(column == one[column.name] for column in key)))
+                connection.execute(insert(SERVING_QUARTER), one)
+
+        return self._call(keep)
+
     def add_token(self, token: Token) -> "Future[None]":
         """See Store."""
 
@@ -376,6 +402,13 @@ class SqlStore:
         """See Store."""
         rows = self._rows(_before(source, event_id))
         return before_event_of(rows[0]) if rows else None
+
+    def serving_quarters(self, region: str, name: str, start: datetime, end: datetime) -> list[ServingQuarter]:
+        """See Store."""
+        kept = SERVING_QUARTER.c
+        mine = (kept.region == region, kept.name == name, kept.start >= start, kept.start < end)
+        query = select(*SERVING_QUARTER_COLUMNS).where(*mine).order_by(kept.start, kept.part)
+        return [serving_quarter_of(row) for row in self._rows(query)]
 
     def held_grid_events(self, source: str, since: datetime) -> dict[str, str]:
         """See Store."""

@@ -230,6 +230,29 @@ class BeforeEventRow(SQLModel, table=True):
     notes: Any = Field(sa_type=JSON)
 
 
+class ServingQuarterRow(SQLModel, table=True):
+    """What one control plane saw of a serving in a part of a quarter hour. A part has a name of its own, so that writing it
+    again replaces it, and neither a restart nor a clock that is set back writes over another."""
+
+    __tablename__ = "serving_quarter"
+
+    region: str = Field(primary_key=True)
+    name: str = Field(primary_key=True)
+    start: datetime = _time(primary_key=True)
+    part: str = Field(primary_key=True)
+    objectives: Any = Field(sa_type=JSON)
+    level_s: Any = Field(sa_type=JSON)
+    beside_s: float
+    beside_gpu_s: float
+    region_gpu_s: float
+    rises: int = Field(sa_type=BigInteger)
+    rises_beside: int = Field(sa_type=BigInteger)
+    frozen: int = Field(sa_type=BigInteger)
+    capped: int = Field(sa_type=BigInteger)
+    asked: int = Field(sa_type=BigInteger)
+    yield_s: Any = Field(sa_type=JSON)
+
+
 class WebhookReceiptRow(SQLModel, table=True):
     """A webhook message that was taken, so that its repetition is known."""
 
@@ -354,6 +377,7 @@ def _table(name: str) -> Table:
 JOB, ATTEMPT, JOB_EVENT = _table("job"), _table("attempt"), _table("job_event")
 GRID_EVENT, WEBHOOK_RECEIPT = _table("grid_event"), _table("webhook_receipt")
 GRID_EVENT_CHANGE, GRID_EVENT_BEFORE = _table("grid_event_change"), _table("grid_event_before")
+SERVING_QUARTER = _table("serving_quarter")
 API_TOKEN, SETTING = _table("api_token"), _table("setting")
 AGENT_NODE, METER_READING = _table("agent_node"), _table("meter_reading")
 ENERGY_MINUTE, ENERGY_HOUR = _table("energy_minute"), _table("energy_hour")

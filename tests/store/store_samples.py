@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from dispatcher.store import Attempt, BeforeEvent, Change, Job, Request
+from dispatcher.store import Attempt, BeforeEvent, Change, Job, Judged, ObjectiveCounts, Request, ServingQuarter
 from policies.world import ENDED, Flexibility, JobState, Pausable
 
 T0 = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
@@ -86,3 +86,26 @@ def before_event(**more: Any) -> BeforeEvent:
         "notes": ("so", "and so"),
     }
     return BeforeEvent(**(given | more))
+
+
+def serving_quarter(**more: Any) -> ServingQuarter:
+    counts = ObjectiveCounts("e2e p99 <= 0.5 s", 0.99, Judged(100.0, 1.0, 300.0, 5.0), Judged(50.0, 2.5, 60.0, 0.0))
+    gauge = ObjectiveCounts("queue <= 4", None, Judged(300.0, 0.0, 300.0), Judged())
+    given: dict[str, Any] = {
+        "region": "north",
+        "name": "chat",
+        "start": at(0),
+        "part": "a",
+        "objectives": (counts, gauge),
+        "level_s": (300.0, 20.0, 10.0, 5.5, 0.0),
+        "beside_s": 60.0,
+        "beside_gpu_s": 240.0,
+        "region_gpu_s": 480.0,
+        "rises": 2,
+        "rises_beside": 1,
+        "frozen": 3,
+        "capped": 1,
+        "asked": 0,
+        "yield_s": (1.25,),
+    }
+    return ServingQuarter(**(given | more))

@@ -10,7 +10,7 @@ import pytest
 from dispatcher.errors import AlreadyExists, BadInput, IllegalMove, NotFound, StaleState, StoreUnavailable
 from dispatcher.store import GridEvent, GridEventChange, GridStep, Job, Request, Store, Token, memory, sql
 from policies.world import JobState
-from tests.store.store_samples import T0, at, attempt, before_event, change, flex, job, moves
+from tests.store.store_samples import T0, at, attempt, before_event, change, flex, job, moves, serving_quarter
 
 S = JobState
 
@@ -449,6 +449,20 @@ def test_what_was_expected_without_an_event_is_kept_once(store: Store) -> None:
     assert store.before_event("utility", "f") == nothing and store.before_event("other", "e") is None
     with pytest.raises(BadInput, match="start"):
         store.keep_before_event(before_event(event_id="g", start=datetime(2026, 1, 1))).result(10)  # noqa: DTZ001
+
+
+def test_what_was_seen_of_serving_is_kept_by_part_and_written_again_it_is_replaced(store: Store) -> None:
+    first, later = serving_quarter(), serving_quarter(start=at(15), part="b", yield_s=(), objectives=())
+    other = serving_quarter(name="code")
+    store.keep_serving([later, first, other]).result(10)
+    assert store.serving_quarters("north", "chat", at(0), at(60)) == [first, later]
+    assert store.serving_quarters("north", "chat", at(1), at(15)) == [] == store.serving_quarters("x", "chat", at(0), at(60))
+    grown, beside = serving_quarter(rises=9), serving_quarter(part="c")
+    store.keep_serving([grown, beside]).result(10)
+    assert store.serving_quarters("north", "chat", at(0), at(15)) == [grown, beside]
+    assert store.serving_quarters("north", "code", at(0), at(60)) == [other]
+    with pytest.raises(BadInput, match="start"):
+        store.keep_serving([serving_quarter(start=datetime(2026, 1, 1))]).result(10)  # noqa: DTZ001
 
 
 def test_an_event_that_limits_nothing_has_no_steps_and_one_with_a_limit_has_that(store: Store) -> None:
