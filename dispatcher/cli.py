@@ -385,6 +385,9 @@ events.add_command(events_flexibility)
 @click.option("--version", type=int, help="A higher version replaces a lower one of the same id.")
 @click.option("--reason", help="Why, as a sentence.")
 @click.option("--test", is_flag=True, help="Say that it is a test.")
+@click.option(
+    "--emergency", is_flag=True, help="The grid is in danger: serving that allows it is capped where batch is not enough."
+)
 @over_http
 def events_create(client: Client, *, event_id: str | None, as_json: bool, **given: Any) -> None:
     """Limit a region's power for a time."""
@@ -393,6 +396,8 @@ def events_create(client: Client, *, event_id: str | None, as_json: bool, **give
     if given["end"] and given["duration"]:
         raise click.UsageError("give --end or --duration, not both")
     body = {"event_id": event_id or f"evt-{secrets.token_hex(6)}", **{k: v for k, v in given.items() if v is not None}}
+    if not given["emergency"]:
+        del body["emergency"]
     answer = client.call("POST", "/v1/events", json=body).json()
     if as_json:
         print_json(answer)

@@ -163,7 +163,8 @@ def _answer_lines(answer: Answer) -> list[str]:
     if answer.message is not None:
         lines.append(f"  error: {answer.code}: {answer.message}")
     for s in answer.segments:
-        text = f"  {_when(s.start)} to {_when(s.end)}  at most {kw(s.limit_w)}  ({s.reason})"
+        danger = ", an emergency" if s.emergency else ""
+        text = f"  {_when(s.start)} to {_when(s.end)}  at most {kw(s.limit_w)}{danger}  ({s.reason})"
         lines.append(text + (f", ramp {_span(s.ramp_s)}" if s.ramp_s else ""))
     for signal in answer.signals:
         unit = f" {signal.unit}" if signal.unit else ""

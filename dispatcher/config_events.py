@@ -81,6 +81,7 @@ class EventSourceConfig(SecretsSection):
 
     The site's terms (``site`` .. ``power_unit``) are what `dr.site` means by them; None or empty is "not agreed", and then
     nothing that needs it is made up. ``test_events``: events marked as tests are only recorded, or acted on as others are.
+    ``emergency``: all its events say that the grid is in danger, not only those that its protocol can mark so.
     ``watchdog``: an event without end that has lasted so long raises an alarm; it is never released by that.
     ``response`` is the class that the site has promised; ``ramp_s`` and ``recovery_s`` are how long the way down and the way
     back take where a message does not say. ``max_skew_s``: beyond it between the sender's clock and ours, promises of
@@ -102,6 +103,7 @@ class EventSourceConfig(SecretsSection):
     power_unit: Literal["W", "kW", "MW"] | None = None
     overlap: Literal["strictest", "priority"] = "strictest"
     test_events: Literal["log", "act"] = "log"
+    emergency: bool = False
 
     response: Response = "10min"
     ramp_s: float = Field(0.0, ge=0, le=86400)

@@ -296,6 +296,8 @@ EXAMPLE = """\
 #[[webhook]]
 #source = "utility"
 #secret_env = "UTILITY_WEBHOOK_SECRET"
+# All its events are emergencies, not only those that say so by "emergency": true.
+#emergency = false
 
 # Utilities and aggregators whose demand response events limit a site ('gridshift events explain' says how a message is read).
 # protocol is "openadr-3.1", "openadr-3.0", "openadr-2.0b" (asked at url), "webhook" (signed, to POST /v1/webhooks/<name>) or
@@ -320,6 +322,9 @@ EXAMPLE = """\
 #overlap = "strictest"
 # Events that are marked as tests: "log" records them, "act" acts on them.
 #test_events = "log"
+# All its events are emergencies: serving with allow_emergency is capped where batch is not enough. Without this, those that say
+# so: ALERT_GRID_EMERGENCY of OpenADR 3, "emergency": true in signed webhooks.
+#emergency = false
 # How soon a limit must hold: "10s", "30s", "10min", "30min", "2h" or "day-ahead"; and how long the way down and the way back
 # may take where a message does not say.
 #response = "10min"

@@ -395,9 +395,11 @@ class SecretsSection(Section):
 
 
 class WebhookConfig(SecretsSection):
-    """``[[webhook]]``: one sender of signed events in our own shape."""
+    """``[[webhook]]``: one sender of signed events in our own shape. ``emergency``: all of them say that the grid is in danger,
+    not only those that state it."""
 
     source: Name
+    emergency: bool = False
 
     @model_validator(mode="after")
     def _some_secret(self) -> "WebhookConfig":

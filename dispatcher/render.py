@@ -277,7 +277,7 @@ def grid_events_table(events: Sequence[Json]) -> RenderableType:
         return Text("no events")
     made = table("source", "id", "version", "region", "state", "start", "end", "limit", "reason", right=["version", "limit"])
     for event in events:
-        marks = (("test", "test"), ("opted out", "opted_out"), ("not in force", "warning"))
+        marks = (("test", "test"), ("emergency", "emergency"), ("opted out", "opted_out"), ("not in force", "warning"))
         notes = [note for note, key in marks if event.get(key)]
         note = f" ({', '.join(notes)})" if notes else ""
         branch = f"/{event['branch']}" if event.get("branch") else ""

@@ -269,7 +269,8 @@ class TeamShare:
 class Budget:
     """A power limit on a region, or on one branch of it, over ``[start, end)``; ``end`` None is open, until released. Two
     sources may give their events the same id; ``source`` tells them apart, and is empty for the operator's own. ``ramp_s`` is
-    how long the way down to it may take, ``recovery_s`` how long the way back takes; None where that was not said."""
+    how long the way down to it may take, ``recovery_s`` how long the way back takes; None where that was not said.
+    ``emergency``: whoever asks for it says that the grid is in danger."""
 
     region: str
     start: datetime
@@ -281,6 +282,7 @@ class Budget:
     branch: str | None = None
     ramp_s: float | None = None
     recovery_s: float | None = None
+    emergency: bool = False
 
     @property
     def why(self) -> str:

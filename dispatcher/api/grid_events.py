@@ -22,7 +22,9 @@ from policies.sentences import kw
 
 _EVENT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+-]{0,127}", re.ASCII)
 _OF_A_STEP = ("start", "end", "duration", "limit_w")
-_FIELDS = frozenset({"event_id", "version", "region", "branch", "steps", "reason", "test", "recovery", *_OF_A_STEP})
+_FIELDS = frozenset(
+    {"event_id", "version", "region", "branch", "steps", "reason", "test", "recovery", "emergency", *_OF_A_STEP}
+)
 #: Characters of a reason, and steps of an event.
 MAX_REASON, MAX_STEPS = 500, 500
 #: A limit lasts a second and a year and a day at the most (longer ones are open), and begins within ten years.
@@ -35,8 +37,11 @@ Problem = tuple[str, object, str]
 Regions = Mapping[str, Sequence[str]]
 
 
-def event_from(data: Any, source: str, regions: Regions, now: datetime) -> tuple[GridEvent, int | None]:
-    """The event that a JSON object asks for, and its version as given (None: not given, then 1). Raises BadInput."""
+def event_from(
+    data: Any, source: str, regions: Regions, now: datetime, *, marked: bool = False
+) -> tuple[GridEvent, int | None]:
+    """The event that a JSON object asks for, and its version as given (None: not given, then 1). ``marked``: all events of
+    this source are emergencies. Raises BadInput."""
     if not isinstance(data, dict):
         raise BadInput([("data", data, "must be an object")])
     problems: list[Problem] = [
@@ -53,8 +58,12 @@ def event_from(data: Any, source: str, regions: Regions, now: datetime) -> tuple
     reason = _reason("reason", data, problems)
     steps = _steps(data, reason, now, problems)
     test = data.get("test", False)
-    if not isinstance(test, bool):
-        problems.append(("test", test, "must be true or false"))
+    emergency = data.get("emergency", False)
+    problems += [
+        (name, one, "must be true or false")
+        for name, one in (("test", test), ("emergency", emergency))
+        if not isinstance(one, bool)
+    ]
     recovery_s = _seconds("recovery", data.get("recovery"), MAX_RECOVERY_S, problems)
     if problems or not steps:
         raise BadInput(problems)
@@ -69,7 +78,7 @@ def event_from(data: Any, source: str, regions: Regions, now: datetime) -> tuple
         received_at=now,
         reason=reason,
         test=test,
-        steps=tuple(steps),
+        steps=tuple(replace(step, emergency=emergency or marked) for step in steps),
         branch=branch,
         recovery_s=recovery_s,
     )
@@ -229,7 +238,7 @@ def _differ(event: GridEvent, held: GridEvent) -> bool:
         return True
     relative = event.start == event.received_at and held.start == held.received_at
     asked, asked_before = (
-        [(s.start - since, s.end - since if s.end is not None else None, s.limit_w) for s in one.steps]
+        [(s.start - since, s.end - since if s.end is not None else None, s.limit_w, s.emergency) for s in one.steps]
         for one in (event, held)
         for since in (one.start if relative else _EPOCH,)
     )
@@ -312,7 +321,8 @@ class GridEvents:
     async def _write(self, event: GridEvent, message_id: str | None) -> str:
         what = "cancelled" if event.cancelled else "accepted"
         limit = "" if event.limit_w is None or event.cancelled else f"at most {kw(event.limit_w, exact=True)}"
-        sentence = "; ".join(part for part in (limit, event.reason) if part) or what
+        danger = "an emergency" if event.emergency and not event.cancelled else ""
+        sentence = "; ".join(part for part in (limit, danger, event.reason) if part) or what
         steps = () if event.cancelled else event.steps
         change = GridEventChange(event.source, event.event_id, event.received_at, event.version, what, sentence, steps=steps)
         outcome = await asyncio.wrap_future(self._services.store.save_grid_event(event, message_id, change=change))

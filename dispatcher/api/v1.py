@@ -205,7 +205,8 @@ class V1:
     # --- events ---------------------------------------------------------------------------------------------------
 
     async def create_event(self, request: Request) -> Response:
-        """Limit a region's power: ``{event_id, region, branch?, limit_w, start?, end?|duration?, version?, reason?, test?}``.
+        """Limit a region's power: ``{event_id, region, branch?, limit_w, start?, end?|duration?, version?, reason?,
+        test?, emergency?}``.
 
         Several limits one after another: ``steps``, a list of ``{limit_w, start?, end?|duration?, reason?}``, in their place.
         """

@@ -448,6 +448,7 @@ def grid_event_json(event: GridEvent, now: datetime) -> dict[str, Any]:
         "received_at": time_of(event.received_at),
         "reason": event.reason,
         "test": event.test,
+        "emergency": event.emergency,
         "branch": event.branch,
         "protocol": event.protocol,
         "said_version": event.said_version,
@@ -460,6 +461,7 @@ def grid_event_json(event: GridEvent, now: datetime) -> dict[str, Any]:
                 "interval_id": step.interval_id,
                 "ramp_s": step.ramp_s,
                 "reason": step.reason,
+                "emergency": step.emergency,
             }
             for step in event.steps
         ],

@@ -51,6 +51,7 @@ class Webhooks:
         self._services, self._events = services, events
         self._verifiers = verifiers(services.config)
         self._native = {webhook.source for webhook in services.config.webhooks}
+        self._emergencies = {webhook.source for webhook in services.config.webhooks if webhook.emergency}
         rates = {name: (PER_S, BURST) if name in self._native else (OTHERS_PER_S, OTHERS_BURST) for name in self._verifiers}
         rates |= dict.fromkeys(services.hints, (OTHERS_PER_S, OTHERS_BURST))
         self._buckets = {
@@ -113,7 +114,8 @@ class Webhooks:
     async def _take(self, source: str, message_id: str, message: dict[str, Any]) -> str:
         kind, data, now = message.get("type"), message.get("data"), self._services.clock.now()
         if kind == "power_budget":
-            event, version = event_from(data, source, regions_of(self._services.config), now)
+            regions, marked = regions_of(self._services.config), source in self._emergencies
+            event, version = event_from(data, source, regions, now, marked=marked)
             outcome, _ = await self._events.save(event, version, message_id)
             return outcome
         if kind == "power_budget.cancelled":

@@ -87,4 +87,5 @@ def _budget(event: GridEvent, step: GridStep, several: bool) -> Budget:
         branch=event.branch,
         ramp_s=step.ramp_s,
         recovery_s=event.recovery_s,
+        emergency=step.emergency,
     )

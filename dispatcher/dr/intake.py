@@ -280,6 +280,8 @@ class EventIntake:
         return answers
 
     def _judged(self, source: _Source, answer: Answer, event: DrEvent) -> Answer:
+        if source.config.emergency:
+            answer = replace(answer, segments=tuple(replace(segment, emergency=True) for segment in answer.segments))
         if event.test and source.config.test_events == "log" and answer.segments:
             answer = answer.warned("a test: recorded, and not acted on (test_events = 'log')")
         if answer.segments and answer.notice_s is not None and answer.notice_s < source.config.response_s:
@@ -373,7 +375,10 @@ def _looked_at(event: DrEvent, config: EventSourceConfig, site: Site, now: datet
 def _sentence(answer: Answer) -> str:
     """What was understood, for the history."""
     parts = [str(answer.state)]
-    parts += [f"at most {kw(s.limit_w)} from {iso(s.start)} to {iso(s.end) or 'its release'}" for s in answer.segments[:3]]
+    parts += [
+        f"at most {kw(s.limit_w)} from {iso(s.start)} to {iso(s.end) or 'its release'}{', an emergency' if s.emergency else ''}"
+        for s in answer.segments[:3]
+    ]
     if len(answer.segments) > 3:
         parts.append(f"and {len(answer.segments) - 3} more")
     parts += answer.warnings[:3]

@@ -72,6 +72,7 @@ def grid_event(event: DrEvent, source: EventSourceConfig, before: GridEvent | No
             s.interval_id,
             s.ramp_s if s.ramp_s is not None else source.ramp_s or None,
             s.reason,
+            s.emergency or source.emergency,
         )
         for s in event.segments
         if s.end is None or s.end > at
@@ -131,4 +132,4 @@ def _joined(before: tuple[GridStep, ...], ahead: tuple[GridStep, ...], at: datet
 
 
 def _asks(step: GridStep) -> object:
-    return step.limit_w, step.interval_id
+    return step.limit_w, step.interval_id, step.emergency

@@ -53,7 +53,8 @@ def json_of(body: bytes) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A limit over time. ``effective_from`` is later than ``start`` where a running limit was changed on the way."""
+    """A limit over time. ``effective_from`` is later than ``start`` where a running limit was changed on the way.
+    ``emergency``: its sender says that the grid is in danger."""
 
     start: datetime
     end: datetime | None
@@ -62,6 +63,7 @@ class Segment:
     ramp_s: float | None = None
     reason: str = ""
     effective_from: datetime | None = None
+    emergency: bool = False
 
     def covers(self, at: datetime) -> bool:
         """Whether it limits anything at that moment."""
@@ -275,6 +277,8 @@ def _segment_json(segment: Segment) -> dict[str, Any]:
     }
     if segment.effective_from is not None:
         out["effective_from"] = iso(segment.effective_from)
+    if segment.emergency:
+        out["emergency"] = True
     return out
 
 

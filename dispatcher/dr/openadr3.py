@@ -424,7 +424,8 @@ def _filled(
             lowest = min(one.caps, key=lambda cap: cap.limit_w)
             others = [cap.reason for cap in one.caps if cap is not lowest]
             reason = "; ".join([lowest.reason, *(f"above it: {other}" for other in others)])
-            segments.append(Segment(slot.start, slot.end, lowest.limit_w, ids[slot.index], None, reason))
+            asks = Segment(slot.start, slot.end, lowest.limit_w, ids[slot.index], None, reason, emergency=one.emergency)
+            segments.append(asks)
         for value in one.values:
             if len(value.values) > 1 and slot.end is None:
                 notes.add(f"{value.kind}: several values in an interval without end: only the first has a meaning")

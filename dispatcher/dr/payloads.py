@@ -14,6 +14,9 @@ from dispatcher.dr.site import Site
 REFERENCE = "reference_w of the event source (batch_and_serving_reference_kw in a site file), or --load-w"
 #: Alerts that by themselves mean: as little as possible.
 EMERGENCIES = ("ALERT_GRID_EMERGENCY", "ALERT_BLACK_START")
+#: The one that says that the grid is about to fail. At a black start it comes back; that SIMPLE's level 3 is one is the
+#: standard's example of what levels may mean.
+_IN_DANGER = "ALERT_GRID_EMERGENCY"
 _PRICES = frozenset({"PRICE", "PRICE_ALTERNATE", "EXPORT_PRICE"})
 _CAPS = frozenset({"DISPATCH_SETPOINT", "IMPORT_CAPACITY_LIMIT"})
 _RELATIVE = "DISPATCH_SETPOINT_RELATIVE"
@@ -74,10 +77,11 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """All that one interval asks for."""
+    """All that one interval asks for; ``emergency``: it says that the grid is in danger."""
 
     caps: tuple[Cap, ...]
     values: tuple[Value, ...]
+    emergency: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +111,14 @@ def read_payloads(payloads: object, descriptors: Mapping[str, Descriptor], where
     caps: list[Cap] = []
     values: list[Value] = []
     alerts: list[str] = []
+    emergency = False
     for index, payload in enumerate(payloads):
         at = f"{where}.payloads[{index}]"
         kind, given = _payload(payload, at)
         descriptor = descriptors.get(kind, Descriptor())
         if kind in EMERGENCIES:
             alerts.append(f"{kind}: {_text(given)}" if _text(given) else kind)
+            emergency = emergency or kind == _IN_DANGER
             values.append(Value(kind.lower(), (_text(given),), None))
         elif kind in _CAPS or kind == _RELATIVE or kind == "SIMPLE":
             caps += _limits(kind, _single(given, kind, at), descriptor, at, terms, notes)
@@ -126,7 +132,7 @@ def read_payloads(payloads: object, descriptors: Mapping[str, Descriptor], where
             caps = level_caps(3, f"{reason} (as SIMPLE=3)", terms, notes)
         else:
             caps = [Cap(cap.limit_w, f"{reason}; {cap.reason}") for cap in caps]
-    return Asked(tuple(caps), tuple(values))
+    return Asked(tuple(caps), tuple(values), emergency)
 
 
 def _payload(payload: object, where: str) -> tuple[str, list[Any]]:

@@ -22,7 +22,9 @@ _STARTS = ("start", "start_at", "starts_at", "start_time", "from")
 _ENDS = ("end", "end_at", "ends_at", "end_time", "until", "to")
 _LISTS = ("segments", "intervals", "steps")
 _SOURCES = ("source", "program_id", "program")
-_OTHERS = ("duration", "duration_s", "priority", "test", "reason", "state", "status", "cancelled", "interval_id")
+_OTHERS = (
+    *("duration", "duration_s", "priority", "test", "reason", "state", "status", "cancelled", "interval_id", "emergency"),
+)
 _KNOWN = frozenset((*_IDS, *_VERSIONS, *_STARTS, *_ENDS, *_LISTS, *_SOURCES, *_OTHERS))
 _UNITS = {"w": 1.0, "kw": 1e3, "mw": 1e6}
 _LIMIT = re.compile(r"(?:[a-z]+_)*(?:limit|cap|setpoint|budget)_(w|kw|mw)|max_(?:[a-z]+_)*(w|kw|mw)")
@@ -130,7 +132,11 @@ def _segment(
     limit_w, reason = _limit(step, where, context, notes) or _limit(event, where, context, notes) or _none(where)
     said, named = given.get("reason"), step.get("interval_id", index)
     interval_id = named if isinstance(named, int | str) and not isinstance(named, bool) else index
-    return Segment(start, end, limit_w, interval_id, None, f"{said}: {reason}" if isinstance(said, str) else reason)
+    emergency = given.get("emergency")
+    if not isinstance(emergency, bool | None):
+        raise Refused("bad_field", f"{where}.emergency: {shown(emergency)}: must be true or false")
+    why = f"{said}: {reason}" if isinstance(said, str) else reason
+    return Segment(start, end, limit_w, interval_id, None, why, emergency=bool(emergency))
 
 
 def _limit(data: Mapping[str, Any], where: str, context: Context, notes: Notes) -> tuple[float, str] | None:

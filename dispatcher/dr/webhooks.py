@@ -214,7 +214,10 @@ def _limit(data: Any, context: Context) -> DrEvent:
         end=event.end,
         segments=()
         if late
-        else tuple(Segment(s.start, s.end, s.limit_w, s.interval_id, None, s.reason or reason) for s in event.steps),
+        else tuple(
+            Segment(s.start, s.end, s.limit_w, s.interval_id, None, s.reason or reason, emergency=s.emergency)
+            for s in event.steps
+        ),
         test=event.test,
         counted=True,
         body=json.dumps(data, sort_keys=True, default=str),

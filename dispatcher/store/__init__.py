@@ -153,6 +153,7 @@ class GridStep:
     interval_id: int | str | None = None
     ramp_s: float | None = None
     reason: str = ""
+    emergency: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +190,11 @@ class GridEvent:
         if not self.steps and self.limit_w is not None:
             step = GridStep(self.start, self.end, self.limit_w, reason=self.reason)
             object.__setattr__(self, "steps", (step,))
+
+    @property
+    def emergency(self) -> bool:
+        """Whether it says of any of its steps that the grid is in danger."""
+        return any(step.emergency for step in self.steps)
 
 
 @dataclass(frozen=True, slots=True)

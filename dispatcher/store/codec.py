@@ -214,7 +214,11 @@ def grid_event_change_values(change: GridEventChange) -> dict[str, Any]:
 
 
 def _steps_json(steps: Iterable[GridStep]) -> list[list[Any]]:
-    return [[_time_text(s.start), _time_text(s.end), s.limit_w, s.interval_id, s.ramp_s, s.reason] for s in steps]
+    # A step that is no emergency is written as those were of which that was not asked yet.
+    return [
+        [_time_text(s.start), _time_text(s.end), s.limit_w, s.interval_id, s.ramp_s, s.reason, *[True] * s.emergency]
+        for s in steps
+    ]
 
 
 def _time_text(at: datetime | None) -> str | None:

@@ -269,3 +269,23 @@ def test_wrong_events(shared: Server, wrong: dict[str, Any], field: str) -> None
     assert answer.status_code == 422, answer.text
     assert field in {problem["field"] for problem in answer.json()["error"]["problems"]}
     assert shared.services.store.grid_events() == []
+
+
+def test_an_emergency_is_kept_shown_and_no_other_version_of_the_same_number(server: Server) -> None:
+    answer = server.call("POST", "/v1/events", json=event(emergency=True, version=1)).json()["event"]
+    assert answer["emergency"] is True and [step["emergency"] for step in answer["steps"]] == [True]
+    assert server.call("POST", "/v1/events", json=event(version=1)).status_code == 409, "it would say something else"
+    (line,) = server.call("GET", "/v1/events/api/e1").json()["history"]
+    assert line["sentence"] == "at most 1,000 W; an emergency"
+    refused = server.call("POST", "/v1/events", json=event(event_id="e2", emergency="yes"))
+    assert refused.status_code == 422 and "emergency" in refused.text and "must be true or false" in refused.text
+    plain = server.call("POST", "/v1/events", json=event(event_id="e3")).json()["event"]
+    assert plain["emergency"] is False
+
+
+def test_a_webhook_source_may_mark_all_its_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OLD_SECRET", OLD)
+    hooks = [{"source": "utility", "secret_env": "OLD_SECRET", "emergency": True}]
+    with Server(FakeServices(tmp_path, webhook=hooks)) as running:
+        assert send(running, budget()).status_code == 202
+        assert running.services.store.grid_events()[0].emergency

@@ -408,7 +408,7 @@ def test_a_closed_store_refuses_writes(store: Store) -> None:
 
 
 def test_a_grid_event_keeps_its_whole_schedule_its_history_and_what_is_held_for_its_sender(store: Store) -> None:
-    steps = (GridStep(at(0), at(30), 5000.0, 7, 60.0, "peak"), GridStep(at(30), None, 4000.0, "b"))
+    steps = (GridStep(at(0), at(30), 5000.0, 7, 60.0, "peak"), GridStep(at(30), None, 4000.0, "b", emergency=True))
     event = grid_event(limit_w=4000.0, end=None, steps=steps, branch="rack-1", protocol="openadr-3.1", rank=0, recovery_s=9.5)
     line = GridEventChange("utility", "e", at(-5), 1, "accepted", "at most 5 kW", '{"id": 1}')
     first = replace(line, steps=steps)
