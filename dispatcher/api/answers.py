@@ -5,6 +5,7 @@ It knows the dispatcher's errors and nothing of routes.
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import anyio.to_thread
@@ -136,3 +137,17 @@ _reads = CapacityLimiter(16)
 async def in_thread(call: Callable[..., T], *args: Any) -> T:
     """Run a blocking call of the store beside the event loop; few at once, since they share a database and two cores."""
     return await anyio.to_thread.run_sync(call, *args, limiter=_reads)
+
+
+def given_time(name: str, text: str | None, problems: list[tuple[str, object, str]]) -> datetime | None:
+    """The time that a parameter says (UTC), None without one; what is wrong with it is added to ``problems``."""
+    if text is None:
+        return None
+    try:
+        at = datetime.fromisoformat(text.replace(" ", "+"))  # a plus sign that was not encoded
+    except ValueError:
+        at = None
+    if at is None or at.tzinfo is None or not 1970 < at.year < 9999:  # a day or an offset away there must be a time too
+        problems.append((name, text, "must be a time with an offset, such as 2026-01-31T12:00:00Z"))
+        return None
+    return at.astimezone(UTC)

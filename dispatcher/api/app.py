@@ -72,6 +72,7 @@ def create_app(services: Services) -> ASGIApp:
     ray_jobs = RayJobs(services, health)
     v1, own, webhooks = V1(services, ray_jobs, events, version), SelfService(services), Webhooks(services, events)
     meters = Meters(services)
+    serving = ServingApi(services)
     fleet, openadr3, reports = FleetApi(services), OpenAdr3(services), EventReports(services)
     router = APIRouter()
     for method, path, handler, what in (
@@ -92,7 +93,8 @@ def create_app(services: Services) -> ASGIApp:
         ("GET", "/v1/fleet", fleet.fleet, "fleet"),
         ("GET", "/v1/energy", fleet.energy, "fleet"),
         ("GET", "/v1/signals", SignalsApi(services).get, "regions"),
-        ("GET", "/v1/serving", ServingApi(services).get, "regions"),
+        ("GET", "/v1/serving", serving.get, "regions"),
+        ("GET", "/v1/serving/report", serving.report, "regions"),
         ("GET", "/v1/events", EventList(services).list, "events"),
         ("POST", "/v1/events", v1.create_event, "events"),
         ("POST", "/v1/events/{source}/{event_id:path}/opt-out", v1.opt_out, "events"),

@@ -4,14 +4,14 @@ Powers are W and energies Wh at the GPUs, without PUE; a job's own figures (``/v
 """
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from dispatcher.api import intents
-from dispatcher.api.answers import in_thread, json_response, strange_parameters
+from dispatcher.api.answers import given_time, in_thread, json_response, strange_parameters
 from dispatcher.api.services import Services
 from dispatcher.api.views import time_of
 from dispatcher.clock import SystemClock
@@ -64,7 +64,7 @@ class FleetApi:
             problems.append(("region", region, "must be one of " + ", ".join(names)))
         if query.get("step") not in (None, *STEPS):
             problems.append(("step", query["step"], "must be minute or hour"))
-        given = {name: _time(name, query.get(name), problems) for name in ("start", "end")}
+        given = {name: given_time(name, query.get(name), problems) for name in ("start", "end")}
         if problems:
             raise BadInput(problems)
         start, end = self._span(job_id, given["start"], given["end"], query.get("step"))
@@ -111,19 +111,6 @@ class FleetApi:
 _REPLAYED = (
     "time is replayed here, but meters run by the wall's clock: the times are the wall's, and jobs' own figures are modelled"
 )
-
-
-def _time(name: str, text: str | None, problems: list[tuple[str, object, str]]) -> datetime | None:
-    if text is None:
-        return None
-    try:
-        at = datetime.fromisoformat(text.replace(" ", "+"))  # a plus sign that was not encoded
-    except ValueError:
-        at = None
-    if at is None or at.tzinfo is None or not 1970 < at.year < 9999:  # a day or an offset away there must be a time too
-        problems.append((name, text, "must be a time with an offset, such as 2026-01-31T12:00:00Z"))
-        return None
-    return at.astimezone(UTC)
 
 
 def energy_json(sums: Sequence[EnergySum], step_s: int, there: Presence | None = None) -> dict[str, Any]:

@@ -54,3 +54,34 @@ def test_none_and_a_wrong_name_are_said(api: FakeApi, run: Run) -> None:
     for argv, said in ((("north",), "give REGION and NAME"), (("north", "x"), "north has no serving 'x'")):
         result = run("serving", *argv)
         assert result.exit_code == 2 and said in result.stderr
+
+
+def test_a_report_has_a_line_for_each_promise(api: FakeApi, run: Run) -> None:
+    def part(share: float | None, met: bool | None) -> dict[str, Any]:
+        return {
+            "total": 500,
+            "bad": 5,
+            "share": share,
+            "low": 0.98,
+            "high": 0.995,
+            "is_met": met,
+            "known_s": 900,
+            "unknown_s": 100,
+        }
+
+    one = {
+        "region": "north", "name": "chat", "watched_s": 7200, "beside_s": 3600, "batch_gpu_h": 2.0, "trough_gpu_h": 1.5,
+        "region_gpu_h": 2.0, "level_s": {"calm": 7140, "freeze": 60}, "rises": 3, "rises_beside": 2, "frozen": 2, "capped": 0,
+        "asked": 0, "yield_s": [1.0, 1.5, 4.0],
+        "objectives": [{"name": "e2e p95 <= 0.2 s", "promised": 0.95, "alone": part(0.99, True), "beside": part(None, None)}],
+    }  # fmt: skip
+    told = {"start": "2026-03-01T00:00:00Z", "end": "2026-03-08T00:00:00Z", "note": "no proof", "serving": [one]}
+    api.answers["GET", "/v1/serving/report"] = lambda _: (200, told)
+    out = " ".join(run("serving", "--report").stdout.split())
+    assert "99.00 % (98.00-99.50) of 500" in out and "nothing counted" in out and "10.0 %" in out
+    assert "1.0 of 2.0 h watched, 2.00 GPU-hours, 1.50 of them while less than usual was asked" in out
+    assert "3 times, 2 times while it ran (0 jobs capped, 2 frozen, 0 asked for checkpoints), for 1 min in all" in out
+    assert "the first job after 1.5 s (median of 3)" in out and "no proof" in out
+    assert json.loads(run("serving", "--report", "--json").stdout) == told
+    wrong = run("serving", "--start", "2026-03-01T00:00:00Z")
+    assert wrong.exit_code == 2 and "--start is for --report" in wrong.stderr
