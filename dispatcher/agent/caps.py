@@ -170,7 +170,8 @@ class Enforcer:
         if limit_w < LEAST_SHARE * info.default_w and not order.min_ok:
             least_w = LEAST_SHARE * info.default_w
             raise BadLease(f"limit_w {limit_w:g} is below half the default limit ({least_w:g} W): pause instead, or say min_ok")
-        why = self._protected(order.uuid) if self._protected and order.kind == "economic" else None
+        spares = order.kind == "economic" and not order.foreign_ok
+        why = self._protected(order.uuid) if self._protected and spares else None
         if why:
             raise BadLease(why)
 

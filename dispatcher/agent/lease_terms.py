@@ -42,7 +42,7 @@ class HeldElsewhere(LeaseError):
 @dataclass(frozen=True)
 class SetCap:
     """One limit to hold or renew: ``ttl_s`` s from arrival, None until released (events only); ``min_ok`` allows less than half
-    the default limit."""
+    the default limit, ``foreign_ok`` an economic one on work of no job of ours: whose work it is asked for it."""
 
     lease_id: str
     kind: str
@@ -52,6 +52,7 @@ class SetCap:
     reason: str = ""
     min_ok: bool = False
     test: bool = False
+    foreign_ok: bool = False
 
 
 class Clock:

@@ -295,7 +295,8 @@ def _cap(one: Fields, lease_id: str) -> SetCap:
     if ttl_s is None and kind == "economic":
         raise one.wrong("ttl_s", "an economic lease has an end")
     limit_w, uuid = one.number("limit_w", MIN_LIMIT_W, 1e6), one.text("uuid")
-    return SetCap(lease_id, kind, uuid, limit_w, ttl_s, one.text("reason", empty=True), one.yes("min_ok"), one.yes("test"))
+    allowed = (one.yes("min_ok"), one.yes("test"), one.yes("foreign_ok"))
+    return SetCap(lease_id, kind, uuid, limit_w, ttl_s, one.text("reason", empty=True), *allowed)
 
 
 def _stamp(fields: Fields) -> Stamp:

@@ -26,7 +26,7 @@ from policies.world import PLACED, Flexibility, JobView, RegionView
 #: long been within the limit.
 MARGIN, LEAST_MARGIN = 0.01, 0.004
 #: Lease ids of ours begin with one of these words; what else is on a node is somebody else's.
-OURS = ("plan ", "site ", "event ", "serving ")
+OURS = ("plan ", "site ", "event ", "serving ", "tuning ")
 #: How it begins why GPUs are not capped that serving has.
 SERVING = "interactive serving"
 #: Why GPUs are not capped on which other work than ours runs.
@@ -35,7 +35,7 @@ FOREIGN = "work of no job of gridshift's runs on them"
 
 class Wish(NamedTuple):  # ten thousand of them at once, so what is made fastest
     """A lease that should stand; ``ends_at`` None is open (an economic lease is renewed for as long as it is wished for). It
-    stays for ``stays_s`` after that, so that not all load comes back at once."""
+    stays for ``stays_s`` after that, so that not all load comes back at once. ``foreign_ok``: on work of others too."""
 
     node_id: str
     uuid: str
@@ -45,6 +45,7 @@ class Wish(NamedTuple):  # ten thousand of them at once, so what is made fastest
     ends_at: datetime | None
     reason: str
     stays_s: float = 0.0
+    foreign_ok: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from dispatcher.power.cap_wishes import (
 )
 from dispatcher.power.hub import CapOrder, CapResult, GpuLive, Hub, NodeLive, Release
 from dispatcher.power.lowest import lowest_draws
+from dispatcher.power.tuned_caps import TunedCap, on_tuned
 from policies.cap_model import PLANNED_CAPS, Learned, Observation, common_points, usual_draw
 from policies.world import PLACED, Budget, CapPoint, JobState, JobView, RegionView, World
 
@@ -115,6 +116,8 @@ class CapLoop:
         }
         self._serving = {region.name: region.serving for region in config.regions if region.serving}
         self.learned = Learned()
+        #: The caps that interactive serving of a region is to have, by GPU.
+        self.tuned: Callable[[str], Mapping[str, TunedCap]] = lambda region: {}
         #: What jobs draw at the lowest caps that they accept and that can be set now, W at the GPUs, by id.
         self.lowest_w: Mapping[str, float] = {}
         self._unheld: set[tuple[str, str]] = set()
@@ -226,6 +229,7 @@ class CapLoop:
                     made, told = on_limits(view, here, jobs, limits, branches, draws[view.name], self.learned, trust)
                     wishes += [*made, *on_plan(here, jobs, planned), *as_they_stand(here, jobs, limits, planned)]
                     wishes += on_guards(view, here, jobs, draws[view.name], self.learned)
+                    wishes += on_tuned(here, self.tuned(view.name))
                     wishes += self._coming_back(view, here, jobs, world, now)
                     troubles += told
                 except Exception as error:
@@ -580,7 +584,8 @@ class CapLoop:
             again = bool(before) and abs(before[-1][1] - wish.limit_w) < 0.5
             said = sent.error if sent is not None and sent.ok is not True else ""
             self._sent[key] = _Sent(wish, mono, before if again else (*before, now_told), error=said)
-            orders.append(CapOrder(wish.lease_id, wish.kind, wish.node_id, wish.uuid, wish.limit_w, ttl_s, wish.reason))
+            what = (wish.node_id, wish.uuid, wish.limit_w, ttl_s, wish.reason)
+            orders.append(CapOrder(wish.lease_id, wish.kind, *what, foreign_ok=wish.foreign_ok))
         gone = [key for key in self._sent if key not in wanted and key[0] in live and key not in lingering]
         doubting = self._hub.doubting()
         releases = []

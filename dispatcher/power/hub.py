@@ -184,6 +184,7 @@ class CapOrder(NamedTuple):  # ten thousand of them at once, so what is made fas
     reason: str
     min_ok: bool = False
     test: bool = False
+    foreign_ok: bool = False
 
 
 class Release(NamedTuple):
@@ -758,6 +759,8 @@ def _on_wire(order: CapOrder) -> dict[str, Any]:
         wire["min_ok"] = True
     if order.test:
         wire["test"] = True
+    if order.foreign_ok:
+        wire["foreign_ok"] = True
     return wire
 
 

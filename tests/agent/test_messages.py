@@ -49,6 +49,7 @@ def test_what_the_control_plane_sends_arrives_as_values() -> None:
         ({"kind": "forever"}, "must be economic or event"),
         ({"uuid": ""}, "orders.set[0].uuid: ''"),
         ({"min_ok": "yes"}, "orders.set[0].min_ok: 'yes'"),
+        ({"foreign_ok": 1}, "orders.set[0].foreign_ok: 1"),
         ({"ttl_s": 400 * 86400.0}, "orders.set[0].ttl_s: 34560000.0"),
     ],
 )

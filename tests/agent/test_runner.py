@@ -260,6 +260,8 @@ def test_work_of_no_job_of_ours_is_protected_from_economic_leases_where_that_is_
             [order(gpus, 0), order(gpus, 1), order(gpus, 0, 300.0, "event", 60.0)],
         ).result(10)
         assert not kept.ok and "[agents] protect_foreign" in str(kept.error) and capped.ok and event.ok
+        (asked,) = hub.order_caps([order(gpus, 0)._replace(lease_id="asked", foreign_ok=True)]).result(10)
+        assert asked.ok, "whose work it is asked for it"
         agent.stop()
         start("n1", "other", protect_foreign=False)
         wait_until(lambda: hub.nodes()[0].connected and gpu(hub, gpus[1].uuid).jobs, 15, "the other agent to look")

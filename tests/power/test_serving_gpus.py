@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from dispatcher.power.tuned_caps import TunedCap
 from policies.cap_model import LEAST_CAP
 from policies.serving import Level
 from policies.world import Guarded, World
@@ -84,3 +85,56 @@ def test_only_what_shares_its_machines_is_capped(monkeypatch: pytest.MonkeyPatch
     guarded(site, monkeypatch, Level.PAUSE, "j2")
     site.seconds(3)
     assert agent.caps() == [700.0, 700.0, LEAST_CAP * 700.0]
+
+
+def alone(**where: Any) -> tuple[Site, Agent]:
+    """A node whose first two GPUs have a server, and whose third one runs a job."""
+    serving = {"name": "chat", "source": "metrics", "url": "http://chat/metrics", "slo": [SLO], **where}
+    site = Site(serving=[serving])
+    site.job("j0")
+    agent = site.agent("n1", [[], [], ["j0"]])
+    agent.protected = dict.fromkeys(agent.uuids[:2], FOREIGN)
+    return site, agent
+
+
+def test_serving_that_asks_for_it_is_capped_for_a_minute_at_a_time_and_let_go_of_at_once() -> None:
+    site, agent = alone(gpu_uuids=["GPU-n1-0", "GPU-n1-1"])
+    asked = {uuid: TunedCap("chat", 454.2, "little to do") for uuid in agent.uuids}
+    site.loop.tuned = lambda region: asked
+    site.seconds(2)
+    assert agent.caps() == [455.0, 455.0, 700.0], "the job's GPU is not the server's"
+    (order,) = agent.orders
+    terms = {(one["kind"], one["ttl_s"], one["reason"], one["foreign_ok"]) for one in order["set"]}
+    assert terms == {("economic", 60.0, "little to do", True)}
+    site.seconds(100)
+    assert agent.caps() == [455.0, 455.0, 700.0], "renewed while it is asked for"
+    asked.clear()
+    site.seconds(1)
+    assert agent.caps() == [700.0] * 3 and agent.leases == {}, "not when the lease ends"
+    # a control plane that is gone renews nothing
+    asked.update({agent.uuids[0]: TunedCap("chat", 454.2, "little to do")})
+    site.seconds(3)
+    assert agent.caps() == [455.0, 700.0, 700.0]
+    site.s += 61.0
+    assert agent.caps() == [700.0] * 3
+
+
+def test_serving_is_not_capped_where_it_is_not_named_nor_beside_a_job_nor_below_half() -> None:
+    site, agent = alone(gpu_uuids=["GPU-n1-0", "GPU-n1-2"])
+    site.loop.tuned = lambda region: {uuid: TunedCap("chat", 100.0, "") for uuid in agent.uuids}
+    site.seconds(3)
+    assert agent.caps() == [LEAST_CAP * 700.0, 700.0, 700.0]
+    agent.unsure = True
+    site.seconds(3)
+    assert agent.caps() == [700.0] * 3, "nobody knows who is there"
+    unnamed, other = alone()
+    unnamed.loop.tuned = lambda region: {uuid: TunedCap("chat", 400.0, "") for uuid in other.uuids}
+    unnamed.seconds(3)
+    assert other.caps()[2] == 700.0
+
+
+def test_a_tuned_cap_of_another_region_or_serving_is_none() -> None:
+    site, agent = alone(gpu_uuids=["GPU-n1-0", "GPU-n1-1"])
+    site.loop.tuned = lambda region: {uuid: TunedCap("other", 400.0, "") for uuid in agent.uuids}
+    site.seconds(3)
+    assert agent.orders == []
