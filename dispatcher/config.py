@@ -37,6 +37,7 @@ from dispatcher.config_serving import ServingConfig, SloConfig
 from dispatcher.config_tariff import EnergyPeriodConfig, FeePeriodConfig, HoursConfig, TariffConfig
 from dispatcher.config_text import Location, dotted, key_lines, line_of
 from dispatcher.config_trigger import TriggerConfig, trigger_problems
+from dispatcher.config_tuning import TuningConfig, TuningPointConfig
 from dispatcher.errors import ConfigError
 from dispatcher.shifts import shift_windows
 from policies.world import Settings
@@ -339,6 +340,7 @@ def _make_paths_absolute(raw: dict[str, Any], base: Path) -> None:
             fix(meter, "path", "token_file")
         for _, serving in _tables(region, "serving"):
             fix(serving, "token_file")
+            fix(serving.get("tuning"), "token_file", "concurrency_token_file")
     for _, webhook in _tables(raw, "webhook"):
         fix(webhook, "secret_file", "secret_files")
     for _, source in _tables(raw, "event_source"):
@@ -520,6 +522,8 @@ def _known_keys(location: Location) -> list[str]:
         model = of_region[str(location[2])]
     if location[2:3] == ("serving",) and "slo" in location:
         model = SloConfig
+    if location[2:3] == ("serving",) and "tuning" in location:
+        model = TuningPointConfig if "point" in location else TuningConfig
     if "tariff" in location:
         model = tariffs.get(next(str(part) for part in reversed(location) if isinstance(part, str)), TariffConfig)
     return [field.alias or name for name, field in model.model_fields.items()]

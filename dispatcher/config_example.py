@@ -247,7 +247,7 @@ EXAMPLE = """\
 #match = 'model_name="llama"'
 #token_env = ""
 #hostnames = ["gpu-node-1"]
-#gpu_uuids = []
+#gpu_uuids = ["GPU-11111111-2222-3333-4444-555555555555"]
 # How far batch goes while the metrics are not known ("hold", "cap", "pause"), and whether it runs or waits while a promise is
 # not kept even without it.
 #when_unknown = "cap"
@@ -275,6 +275,46 @@ EXAMPLE = """\
 #[[region.serving.slo]]
 #metric = "queue"
 #limit = 20
+# What of it may be turned down while it has little to do and keeps its promises; nothing is, without this section. With cap its
+# gpu_uuids may be capped (for a minute at a time), by its own curve as measured: two points or more, of all of it but power_w,
+# which is of one GPU, without a cap. Then what is promised stays below latency_share of its limit, and it can do demand_margin
+# times what is expected. At any risk all is given back at once, and left alone until calm_s without one (longer each time).
+#[region.serving.tuning]
+#cap = true
+#latency_share = 0.8
+#demand_margin = 1.25
+# Nothing is turned down while a promise burns this share of its budget.
+#most_burn = 0.5
+#calm_s = 300.0
+# An address of your own that takes PUT {"max_concurrency": N} and answers with what holds then (vLLM has none that does).
+#concurrency_url = "http://chat:8001/limit"
+#concurrency_token_env = ""
+#concurrency_token_file = ""
+#max_concurrency = 256
+# Needs preset = "ray-serve" and an application deployed with external_scaler_enabled: true. dashboard_url left out: the
+# region's own; gpus_per_replica = 1.0 for a replica of one GPU, left out: as Ray says.
+#replicas = false
+#application = ""
+#deployment = ""
+#min_replicas = 1
+#max_replicas = 0
+#replicas_down_s = 600.0
+#dashboard_url = ""
+#token_env = ""
+#token_file = ""
+# ttft_s and e2e_s too where those are promised.
+#[[region.serving.tuning.point]]
+#concurrency = 32
+#power_w = 560.0
+#tokens_per_s = 3300.0
+#inter_token_s = 0.009
+#ttft_s = 0.12
+#[[region.serving.tuning.point]]
+#concurrency = 128
+#power_w = 670.0
+#tokens_per_s = 7000.0
+#inter_token_s = 0.0165
+#ttft_s = 0.35
 
 # Teams, by the name that jobs give as gridshift.team: never more GPUs at once than quota_gpus (left out: no bound), and where
 # jobs compete the team with the least GPU time for its share goes first.

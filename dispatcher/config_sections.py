@@ -289,6 +289,12 @@ class RegionConfig(Section):
                 if gpus is not None and value > gpus:
                     remedy = "GPUs of serving count among the region's: lower it, or raise gpus"
                     raise ValueError(f"serving {one.name}: {key} {value} is more than the {gpus:g} GPUs here; {remedy}")
+        for one in self.serving:
+            others = [other for other in self.serving if other is not one and one.tuning is not None and one.tuning.cap]
+            shared = next(((other, uuid) for other in others for uuid in one.gpu_uuids if uuid in other.gpu_uuids), None)
+            if shared is not None:
+                what = f"serving {one.name}: tuning: its GPU {shared[1]} is serving {shared[0].name}'s too"
+                raise ValueError(f"{what}, which a cap would slow down; cap only GPUs that it has for itself")
         floors = [one for one in self.serving if one.floor_gpus]
         together = sum(one.floor_gpus for one in floors)
         if gpus is not None and together > gpus:

@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from dispatcher.config_power import BranchName, _Section, check_url
 from dispatcher.config_tariff import Name
+from dispatcher.config_tuning import POINT_LATENCIES, TuningConfig
 from dispatcher.serving.presets import LOADS, PRESETS, Measure
 
 _METRIC = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
@@ -154,6 +155,7 @@ class ServingConfig(_Section):
     scrape_s: float = Field(1.0, ge=0.2, le=60)
     stale_s: float = Field(10.0, ge=2, le=3600)
     slos: list[SloConfig] = Field(alias="slo", min_length=1)
+    tuning: TuningConfig | None = None
 
     _numbers = field_validator(
         *("floor_gpus", "floor_w", "max_gpus", "gpu_power_w", "load_per_gpu", "headroom_quantile", "scrape_s", "stale_s"),
@@ -207,6 +209,29 @@ class ServingConfig(_Section):
             raise ValueError(
                 f"floor_gpus {self.floor_gpus} is more than {of}, {self.most_gpus}; lower the one or raise the other"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _tuning_fits(self) -> Self:
+        tuning = self.tuning
+        if tuning is None:
+            return self
+        if self.load_per_gpu is None:
+            remedy = "add load_per_gpu, the requests that one GPU serves at the same time"
+            raise ValueError(f"tuning goes by what it has to do, which is not read; {remedy}")
+        if tuning.replicas and self.preset != "ray-serve":
+            raise ValueError('tuning: replicas are those of Ray Serve; it needs preset = "ray-serve"')
+        if not tuning.cap:
+            return self
+        if not self.gpu_uuids:
+            raise ValueError("tuning: cap needs gpu_uuids: only GPUs that are named are ever capped for it")
+        if any(measure.total for measure in self.loads()):
+            remedy = "its points are of requests at work at once, so it needs load_gauge"
+            raise ValueError(f"tuning: cap cannot go by a counter of requests; {remedy}")
+        for slo in self.slos:
+            key = POINT_LATENCIES.get(slo.metric)
+            if key is not None and any(getattr(point, key) is None for point in tuning.points):
+                raise ValueError(f"tuning: {slo.metric} is promised; give {key} with every point, as measured")
         return self
 
     @property

@@ -66,6 +66,7 @@ from dispatcher.regions import Region
 from dispatcher.serving.account import ServingAccount
 from dispatcher.serving.demand import DemandBook
 from dispatcher.serving.metrics import MetricsReader
+from dispatcher.serving.tuning import ServingTuning
 from dispatcher.serving.watch import ServingStatus, ServingWatch
 from dispatcher.signal_book import ChainStatus, SignalBook
 from dispatcher.store import Attempt, Job, Store
@@ -496,13 +497,26 @@ def run(config: Config, *, on_ready: Callable[[], None] = lambda: None) -> int:
         )
         if any(region.serving for region in config.regions):
             control.guards = serving.guards
-            control.loops.append(Loop("serving", 1.0, lambda now: serving.look(control.snapshot().world, now)))
+            # In a replay demand is of another time, and GPUs are of the present.
+            tuning = make_tuning(config, serving, demand, store, hub, control) if config.replay is None else None
+
+            def look(now: datetime) -> None:
+                serving.look(control.snapshot().world, now)
+                if tuning is not None:
+                    tuning.look(now)
+
+            control.loops.append(Loop("serving", 1.0, look))
             control.loops.append(Loop("serving demand", 5.0, demand.keep))
             control.loops.append(Loop("serving account", 10.0, account.keep))
             control.alarm_sources.append(serving.alarms)
             stack.callback(account.close)
             stack.callback(demand.close)
             stack.callback(serving.close)
+            if tuning is not None:
+                caps.tuned = tuning.caps
+                control.alarm_sources.append(tuning.alarms)
+                stack.callback(tuning.close)
+                tuning.start()
             serving.start()
         hints = {s.name: Hints(s, event_intake, store, clock) for s in config.event_sources if s.protocol == "pointer"}
         for one in hints.values():
@@ -570,6 +584,15 @@ def run(config: Config, *, on_ready: Callable[[], None] = lambda: None) -> int:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(config, plane, follower, on_ready, sock))
     return 0
+
+
+def make_tuning(
+    config: Config, serving: ServingWatch, demand: DemandBook, store: SqlStore, hub: Hub, control: Control
+) -> ServingTuning:
+    """Serving's own knobs. Raises ConfigError where a token is not there."""
+    return ServingTuning(
+        config, serving.status, demand.ahead, store, nodes=hub.nodes, changed=lambda: nudge_for_serving(control)
+    )
 
 
 def nudge_for_serving(control: Control) -> None:

@@ -74,6 +74,11 @@ class Setting:
     power_w: float = 0.0
     uncapped_w: float = 0.0
 
+    def is_below(self, other: "Setting") -> bool:
+        """Whether it turns a knob further down than another."""
+        caps, limits = (self.cap_w or math.inf, other.cap_w or math.inf), (self.concurrency, other.concurrency)
+        return caps[0] < caps[1] or (limits[0] or math.inf) < (limits[1] or math.inf)
+
 
 def engine_speed(cap: Floats, draw: Floats, gpu: str) -> Floats:
     """Speed relative to none under a cap (shares of the default limit), as it is surely reached: one standard deviation below

@@ -184,10 +184,26 @@ class DemandBook:
         with self._lock:
             return tuple(kept for one in self._known.get(region, {}).values() for kept in self._reserved(one, now))
 
+    def ahead(self, region: str, name: str, span: timedelta) -> float | None:
+        """The load, in the server's own unit, that a serving is expected not to exceed from now on for ``span``, nor had in the
+        last minutes; None where that is not known."""
+        now = self._now()
+        with self._lock:
+            one = self._known.get(region, {}).get(name)
+            if one is None or not one.declared.is_read:
+                return None
+            self._expect(one, now)
+            recent = self._recent(one, now)
+            expected = [gpus for (start, _), gpus in zip(one.slots, one.expected, strict=True) if start < now + span]
+            known = [gpus for gpus in expected if gpus is not None]
+            if recent is None or recent.gpus is None or len(known) < len(expected):
+                return None
+            return max(recent.gpus, *known) * one.per_gpu
+
     # --- parts ----------------------------------------------------------------------------------------------------
 
-    def _reserved(self, one: _Known, now: datetime) -> tuple[Reserved, ...]:
-        """As before, while neither the slot nor what is known has changed: it is asked for each second."""
+    def _expect(self, one: _Known, now: datetime) -> object:
+        """Work out what is expected of each slot, if the slot or what is known has changed; what that now rests on."""
         first, slot = _floor(now, self._slot_s), timedelta(seconds=self._slot_s)
         known = (first, one.version)
         if one.expected_as != known:
@@ -196,6 +212,11 @@ class DemandBook:
             seen = [Seen(s.start, s.end, one.gpus(s.mean), one.gpus(s.highest)) for s in one.history]
             one.expected = demand_quantile(seen, now, one.slots, quantile=one.declared.quantile, zone=one.zone)
             one.expected_as = known
+        return known
+
+    def _reserved(self, one: _Known, now: datetime) -> tuple[Reserved, ...]:
+        """As before, while neither the slot nor what is known has changed: it is asked for each second."""
+        known = self._expect(one, now)
         recent = self._recent(one, now) if one.declared.is_read else None
         near_slots = near(one.slots, now, recent)
         whole = None if recent is None or recent.gpus is None else math.ceil(recent.gpus)
