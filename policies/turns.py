@@ -197,7 +197,8 @@ def launch_or_hold(
     if last is not None and now >= last:
         late = flex.deadline_at is not None and now + timedelta(seconds=job.remaining_s) > flex.deadline_at
         because = "it will end after its deadline" if late else "a later start could miss its deadline"
-        return _launch_anywhere(job, world, room, f"starts now: {because} {hhmm(flex.deadline_at or now)}", home=False)
+        sentence = f"starts now: {because} {hhmm(flex.deadline_at or now)}"
+        return _launch_anywhere(job, world, room, sentence, home=False, lead_s=lead_s(job, world))
     if placement is None:
         return _hold(job, why_unplaced or "waits for the plan, which is being made", world)
     if not worth_starting(job, placement, world):

@@ -454,7 +454,7 @@ class _Engine:
         one.ticket = next(self._tickets)
         for name, gpu_type, cap, gated in places:
             power_w = self._rooms[name].draw_of(one.trace.power_w, gpu_type, cap)
-            size = Size(one.trace.gpus, power_w, gpu_type, gated, lead_s(view, world) if gated else 0.0)
+            size = Size(one.trace.gpus, power_w, gpu_type, gated, lead_s(view, world) if view.flex.flexible else 0.0)
             self._lines[name].add(size, urgency(last, view), one)
 
     def _wake(self, one: _Run, world: World) -> None:

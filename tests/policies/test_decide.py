@@ -257,6 +257,18 @@ def test_a_job_does_not_start_into_a_coming_limit_that_serving_needs() -> None:
     assert isinstance(start(600.0, NOW - H, begins), Launch), "what is kept ends before the limit begins"
 
 
+def test_a_deadline_starts_nothing_that_a_coming_limit_would_pause_at_once() -> None:
+    urgent = job("j", checkpoint_s=120.0, pausable=Pausable.CHECKPOINT, deadline_at=NOW + 1.1 * H)
+
+    def start(begins_s: float) -> Action:
+        budget = Budget("a", NOW + timedelta(seconds=begins_s), None, 500.0, "e1", "grid call")
+        return only(decide(world([urgent], [region("a", FLAT)], budgets=(budget,))))
+
+    assert isinstance(start(600.0), Launch), "until then it gets on"
+    held = start(60.0)
+    assert isinstance(held, Hold) and "may draw 500 W from" in held.reason
+
+
 def test_the_plan_pauses_a_running_job_only_when_that_can_pay() -> None:
     def wants(one: JobView, **plan_at: Any) -> list[Action]:
         picture = planned(world([one], [region("a", FLAT), region("b", FLAT)]), "j", "b", (2, 8))
