@@ -6,6 +6,7 @@ The only place that calls `pynvml`. It does not know leases or jobs, and keeps n
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -149,6 +150,8 @@ _SCOPE_GPU, _SCOPE_MODULE = 0, 1
 _AMPERE = 7
 _GA100 = ("A100", "A800", "A30", "PG506")  # the one Ampere chip whose power reading is of the instant
 _NO_INSTANCE = 0xFFFFFFFF
+#: What stands for an answer of a GPU that was not asked.
+SPARED = "others are at work on every GPU here, whose limits are not set just to try"
 _REOPEN_S = 5.0  # a driver that went away is not asked more often than this
 #: How long a look at all GPUs waits for those that are slow to answer, s.
 MEET_S = 3.0
@@ -351,24 +354,33 @@ class Devices:
             span = f"{info.min_w:g} to {info.max_w:g} W" if info and info.min_w and info.max_w else "not known"
             raise OutOfRange(f"{limit_w:g} W is outside what GPU {uuid} allows: {span}") from error
 
-    def can_cap(self, uuids: Sequence[str] | None = None) -> tuple[bool, str]:
+    def can_cap(
+        self, uuids: Sequence[str] | None = None, *, spared: Callable[[str], bool] = lambda uuid: False
+    ) -> tuple[bool, str]:
         """Whether limits can be set here, found by setting the limits already set on these GPUs, by default on all; the
-        sentence says why not. To be asked while no cap of ours is being set on them. One that hangs is not waited for."""
+        sentence says why not. To be asked while no cap of ours is being set on them. One that hangs is not waited for, and one
+        that is ``spared`` is not asked: where all are, root is taken to have the right."""
         asked = [info.uuid for info in self.infos()] if uuids is None else list(uuids)
+        if not asked:
+            return False, "there is no NVIDIA GPU on this machine"
         refusals = {uuid: f"GPU {uuid} does not answer" for uuid in asked}
-        threads = [threading.Thread(target=self._try_to_set, args=(uuid, refusals), daemon=True) for uuid in asked]
+        threads = [threading.Thread(target=self._try_to_set, args=(uuid, refusals, spared), daemon=True) for uuid in asked]
         for thread in threads:
             thread.start()
         _wait_for(threads)
-        said = [why for why in list(refusals.values()) if why]
+        asked = [uuid for uuid in asked if refusals[uuid] != SPARED]
+        said = [refusals[uuid] for uuid in asked if refusals[uuid]]
         if not asked:
-            return False, "there is no NVIDIA GPU on this machine"
+            return os.geteuid() == 0, "" if os.geteuid() == 0 else f"only root may set limits, and {SPARED}"
         if len(said) == len(asked):
             return False, said[0]
         return True, "; ".join(said)
 
-    def _try_to_set(self, uuid: str, refusals: dict[str, str]) -> None:
+    def _try_to_set(self, uuid: str, refusals: dict[str, str], spared: Callable[[str], bool]) -> None:
         try:
+            if spared(uuid):
+                refusals[uuid] = SPARED
+                return
             for attempt in (1, 2, 3):
                 try:
                     self.set_limit(uuid, self.limits(uuid)[0])

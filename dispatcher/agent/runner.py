@@ -206,7 +206,8 @@ class Agent:
             self._devices, self._book, self._enforcer = devices, book, enforcer
 
     def _ask_whether_to_cap(self, uuids: Sequence[str]) -> tuple[bool, str]:
-        """Whether the driver lets us set limits, asked on GPUs without leases; where all have some, their states tell."""
+        """Whether the driver lets us set limits, asked on GPUs without leases and without work of others; where all have
+        leases, their states tell."""
         assert self._devices is not None and self._enforcer is not None and self._book is not None
         states = {state.uuid: state for state in self._enforcer.states()}
         if any(state.state in ("enforced", "restoring") for state in states.values()):
@@ -214,8 +215,18 @@ class Agent:
         capped = {lease.uuid for lease in self._book.leases()}
         free = [uuid for uuid in uuids if uuid not in capped and states[uuid].state == "none"]
         if free or not uuids:
-            return self._devices.can_cap(free)
+            return self._devices.can_cap(free, spared=self._has_strangers)
         return False, next((state.detail for state in states.values() if state.detail), "the limits are not read back yet")
+
+    def _has_strangers(self, uuid: str) -> bool:
+        """Whether a process of no job of ours is on a GPU: not even the limit that it has is set there, just to try."""
+        assert self._devices is not None
+        try:
+            processes = self._devices.processes(uuid)
+        except DeviceError:
+            return False  # what is wrong with it, trying says
+        with self._jobs_lock:
+            return None in self._table.owners(processes).values()
 
     def _close_gpus(self) -> None:
         if self._enforcer is not None:

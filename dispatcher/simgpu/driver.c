@@ -49,8 +49,8 @@ typedef struct {
 typedef struct {
     char name[64], uuid[64];
     uint64_t architecture, memory_bytes;
-    /* limits; a pending one shows from pending_at_ns on */
-    uint64_t min_mw, max_mw, default_mw, limit_mw, pending_mw, pending_at_ns, lag_ns;
+    /* limits; a pending one shows from pending_at_ns on; limit_calls is how often one was asked for, granted or not */
+    uint64_t min_mw, max_mw, default_mw, limit_mw, pending_mw, pending_at_ns, lag_ns, limit_calls;
     /* from outside: a lower limit that is enforced (0: none), and somebody who sets the limit again and again */
     uint64_t outside_mw, rival_mw, rival_period_ns, rival_next_ns;
     /* the power model */
@@ -829,6 +829,7 @@ API int nvmlDeviceGetPowerManagementLimitConstraints(Device *device, unsigned *m
 
 API int nvmlDeviceSetPowerManagementLimit(Device *device, unsigned mw) {
     LOOK(MISSING_LIMITS);
+    CHANGE(cell, live, { live->limit_calls++; });
     if (gpu.no_permission) return NO_PERMISSION;
     if (mw < gpu.min_mw || mw > gpu.max_mw) return INVALID_ARGUMENT;
     CHANGE(cell, live, {

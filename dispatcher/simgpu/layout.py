@@ -45,6 +45,7 @@ class GpuRecord(ctypes.Structure):
         ("pending_mw", _u64),
         ("pending_at_ns", _u64),
         ("lag_ns", _u64),
+        ("limit_calls", _u64),
         ("outside_mw", _u64),
         ("rival_mw", _u64),
         ("rival_period_ns", _u64),

@@ -110,6 +110,11 @@ class SimGpu:
         return float(self.read().limit_mw / 1000)
 
     @property
+    def limit_calls(self) -> int:
+        """How often NVML was called to set its limit, granted or not."""
+        return int(self.read().limit_calls)
+
+    @property
     def power_w(self) -> float:
         """The power of this moment in W, without noise."""
         return self.moment().power_w

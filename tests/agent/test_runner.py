@@ -416,6 +416,23 @@ def test_without_a_right_to_set_limits_it_measures_all_the_same(gpus: SimGpus, h
     assert not hub.order_caps([order(gpus)]).result(10)[0].ok
 
 
+def test_where_others_work_no_limit_is_set_just_to_try(gpus: SimGpus, hub: Hub, start: Start) -> None:
+    with working(gpus, visible="0"):
+        start()
+        assert node(hub).can_cap
+        assert [gpu.limit_calls > 0 for gpu in gpus] == [False, True]
+
+
+def test_where_others_work_on_every_gpu_root_counts_as_able(gpus: SimGpus, hub: Hub, start: Start) -> None:
+    with working(gpus, visible="0,1"):
+        start()
+        seen = node(hub)
+        assert seen.can_cap == (os.geteuid() == 0) and (seen.can_cap or "only root" in seen.why_not)
+        assert [gpu.limit_calls for gpu in gpus] == [0, 0]
+        (result,) = hub.order_caps([order(gpus, kind="event")]).result(10)
+        assert result.ok and [gpu.limit_calls > 0 for gpu in gpus] == [True, False]
+
+
 def test_without_a_driver_it_says_so_and_stays(gpus: SimGpus, hub: Hub, start: Start) -> None:
     gpus.set_driver_absent()
     start()

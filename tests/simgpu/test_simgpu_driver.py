@@ -64,7 +64,8 @@ def test_a_limit_is_refused_out_of_range_and_else_read_back(gpus: SimGpus) -> No
         with pytest.raises(nv.NVMLError_InvalidArgument):
             nv.nvmlDeviceSetPowerManagementLimit(handle, limit_mw)
     assert nv.nvmlDeviceGetPowerManagementLimit(handle) == 250_000
-    assert gpus[0].limit_w == 400
+    gpus[0].set_limit(400)  # not by NVML
+    assert gpus[0].limit_w == 400 and [gpu.limit_calls for gpu in gpus] == [0, 3]
 
 
 def test_the_second_setter_answers_as_the_real_one_whose_binding_hides_errors(gpus: SimGpus) -> None:
