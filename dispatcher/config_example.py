@@ -259,6 +259,8 @@ EXAMPLE = """\
 # learned by time of day and week; all of max_gpus (left out: the number of gpu_uuids) where too little is known of it.
 #floor_gpus = 1
 #floor_w = 700.0
+# In an event that is an emergency, once batch has given all that it may, its GPUs are capped too, never below these floors.
+#allow_emergency = false
 #load_per_gpu = 32.0
 #max_gpus = 4
 #headroom_quantile = 0.95

@@ -123,8 +123,9 @@ class ServingConfig(_Section):
     ``source`` "metrics" reads the server's own page at ``url``, "prometheus" asks a Prometheus there; ``match`` are PromQL's
     label matchers of its series. It is on ``branch``, on the machines ``hostnames``, on the GPUs ``gpu_uuids``; without any of
     them it may be anywhere in the region. No limit is ever set on its GPUs: those named, and those there on which work runs
-    that is none of gridshift's. ``when_unknown``: how far batch goes while its metrics are not known; ``when_unmet``: whether
-    batch runs or waits while a promise is not kept even without it.
+    that is none of gridshift's; but for ``allow_emergency``: in an emergency, when batch has given all that it may, down to its
+    floor. ``when_unknown``: how far batch goes while its metrics are not known; ``when_unmet``: whether batch runs or waits
+    while a promise is not kept even without it.
 
     Plans leave ``floor_gpus`` of the region's GPUs and ``floor_w`` (W at the meter) free for it, and, where ``load_per_gpu``
     says how many requests one GPU serves at the same time (of a counter: each second), as many GPUs as it needs in
@@ -133,6 +134,7 @@ class ServingConfig(_Section):
     """
 
     name: Name
+    allow_emergency: bool = False
     floor_gpus: int = Field(0, ge=0, le=1_000_000)
     floor_w: float = Field(0.0, ge=0, le=1e12)
     max_gpus: int = Field(0, ge=0, le=1_000_000)
@@ -186,6 +188,20 @@ class ServingConfig(_Section):
                 whose = f"the preset {self.preset} has none for it" if self.preset else "there is no preset"
                 keys = {"queue": "gauge", "error_rate": "counter_bad and counter_all"}.get(slo.metric, "histogram")
                 raise ValueError(f"slo {slo.metric}: {whose}; name the server's own metric by {keys}")
+        return self
+
+    @model_validator(mode="after")
+    def _yields_to_a_floor(self) -> Self:
+        if not self.allow_emergency:
+            return self
+        if self.floor_w <= 0 and self.floor_gpus <= 0:
+            raise ValueError(
+                "allow_emergency: how far its power may go down is not said; add floor_w or floor_gpus, or remove it"
+            )
+        if not self.is_somewhere:
+            raise ValueError(
+                "allow_emergency: which GPUs are its is not said; add gpu_uuids, hostnames or branch, or remove it"
+            )
         return self
 
     @model_validator(mode="after")

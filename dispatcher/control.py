@@ -165,7 +165,8 @@ class Control:
         # Who tells them is set later.
         guards, reserved = (lambda region: self.guards(region)), (lambda region: self.reserved(region))
         if caps is not None:
-            self._around = WorldBuilder(*around, caps.points, caps.unheard, nodes, guards, reserved)
+            drawn = (lambda: caps.uncapped(nodes())), guards, reserved, caps.beside_w
+            self._around = WorldBuilder(*around, caps.points, caps.unheard, *drawn)
         else:
             self._around = WorldBuilder(*around, nodes=nodes, guards=guards, reserved=reserved)
         self._standing = StandingPlan(planning)

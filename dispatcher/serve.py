@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,7 @@ from dispatcher.plan_worker import ForecastWorker, PlanWorker
 from dispatcher.power.agent_sums import draw_of
 from dispatcher.power.caps import CapLoop
 from dispatcher.power.deploy import LOOK_S, AgentDeployer, has_gpus, store_agent_package, troubles
+from dispatcher.power.emergency import Step
 from dispatcher.power.energy import EnergyBook, Keep
 from dispatcher.power.fleet import Fleet
 from dispatcher.power.fleet_now import FleetNow
@@ -67,9 +69,9 @@ from dispatcher.serving.account import ServingAccount
 from dispatcher.serving.demand import DemandBook
 from dispatcher.serving.metrics import MetricsReader
 from dispatcher.serving.tuning import ServingTuning
-from dispatcher.serving.watch import ServingStatus, ServingWatch
+from dispatcher.serving.watch import ServingStatus, ServingWatch, source_of
 from dispatcher.signal_book import ChainStatus, SignalBook
-from dispatcher.store import Attempt, Job, Store
+from dispatcher.store import Attempt, GridEventChange, Job, Store
 from dispatcher.store.migrate import upgrade
 from dispatcher.store.sql import SqlStore
 from policies.world import Alternative, Pausable, RegionView
@@ -313,6 +315,15 @@ def make_event_intake(config: Config, store: Store, control: Control, meters: Si
     return intake
 
 
+def note_step(store: Store, step: Step, now: datetime) -> None:
+    """Keep what serving gives in an emergency in the history of the event, and of the serving."""
+    told = GridEventChange(source_of(step.region), step.serving, now, None, "note", step.sentence)
+    store.note_grid_event(told)
+    event = store.grid_event(step.source, step.event_id)
+    version = None if event is None else event.version
+    store.note_grid_event(replace(told, source=step.source, event_id=step.event_id, version=version))
+
+
 def make_before_events(config: Config, store: Store, control: Control, meters: SiteMeters) -> None:
     """Have kept what was expected without an event when notice of it comes; not in a replay, where events are not measured."""
     if config.replay is not None:
@@ -426,7 +437,7 @@ def run(config: Config, *, on_ready: Callable[[], None] = lambda: None) -> int:
             if n.region in configured
         )
         fleet = FleetNow(config, hub, energy, steady=steady)
-        caps = CapLoop(config, hub, speed=clock.speed)
+        caps = CapLoop(config, hub, speed=clock.speed, note=lambda step: note_step(store, step, clock.now()))
         for region in regions:
             stack.callback(region.cluster.close)
         addresses = {region.name: (region.address, region.token()) for region in config.regions}

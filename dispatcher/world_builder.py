@@ -55,10 +55,13 @@ class WorldBuilder:
         nodes: Callable[[], Iterable[NodeLive]] = lambda: (),
         guards: Callable[[str], tuple[Guarded, ...]] = lambda region: (),
         reserved: Callable[[str], tuple[Reserved, ...]] = lambda region: (),
+        beside_w: Callable[[str], float] = lambda region: 0.0,
     ) -> None:
         """``caps`` tells the power caps that a region's GPUs can be given now, ``unheard`` whether that is not known yet;
         ``nodes`` are those that agents tell of, ``guards`` tells what batch has to give for a region's serving now, and
-        ``reserved`` what it leaves free for it from now on."""
+        ``reserved`` what it leaves free for it from now on; ``beside_w`` what GPUs without jobs draw there in an
+        emergency (RegionView)."""
+        self._beside_w = beside_w
         self._caps, self._unheard, self._nodes, self._guards, self._reserved = caps, unheard, nodes, guards, reserved
         self._branches = {
             region.name: {one.name: one.power_limit_w or None for one in region.branches} for region in config.regions
@@ -171,6 +174,7 @@ class WorldBuilder:
             unheard=self._unheard(region.name),
             reserved=self._reserved(region.name),
             guards=self._guards(region.name),
+            beside_w=self._beside_w(region.name),
             floors=tuple(
                 Floor(f"serving {one.name}", one.floor_gpus, always_w)
                 for one in config.serving

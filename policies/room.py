@@ -276,6 +276,7 @@ def empty_room(view: RegionView, budgets: Iterable[Budget], when: datetime, gate
     budgets = tuple(budgets)
     limit_w, reason = limit_at(view, budgets, when)
     kept_gpus, kept_w = kept_at(view, when) if view.reserved else (0.0, 0.0)
+    kept_w = max(kept_w, view.beside_w)
     coming = coming_at(view, budgets, when)
     return Room(view, 0.0, 0, view.bypass_w, 0.0, limit_w, reason, coming, kept_gpus, kept_w, gate, now=when)
 

@@ -229,7 +229,8 @@ class RegionView:
     what of that never ends. ``unheard`` is
     True for some seconds after a start, until the agents there have told what they hold: caps of limits stand there meanwhile.
     ``branches`` are all that are known while one of them has a limit, now or soon; else there are none. ``guards`` are of the
-    interactive serving there that batch has to step aside for.
+    interactive serving there that batch has to step aside for. ``beside_w`` is what GPUs without jobs draw, W at the meter,
+    while the site is in an emergency in which serving may be capped: batch gives first and comes back last. Else it is 0.
     """
 
     name: str
@@ -253,6 +254,7 @@ class RegionView:
     branches: tuple[BranchView, ...] = ()
     guards: tuple[Guarded, ...] = ()
     floors: tuple[Floor, ...] = ()
+    beside_w: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +272,8 @@ class Budget:
     """A power limit on a region, or on one branch of it, over ``[start, end)``; ``end`` None is open, until released. Two
     sources may give their events the same id; ``source`` tells them apart, and is empty for the operator's own. ``ramp_s`` is
     how long the way down to it may take, ``recovery_s`` how long the way back takes; None where that was not said.
-    ``emergency``: whoever asks for it says that the grid is in danger."""
+    ``emergency``: whoever asks for it says that the grid is in danger. ``of_event`` is the event's own id where this is one of
+    its steps, each of which has an id of its own."""
 
     region: str
     start: datetime
@@ -283,6 +286,7 @@ class Budget:
     ramp_s: float | None = None
     recovery_s: float | None = None
     emergency: bool = False
+    of_event: str = ""
 
     @property
     def why(self) -> str:

@@ -88,4 +88,5 @@ def _budget(event: GridEvent, step: GridStep, several: bool) -> Budget:
         ramp_s=step.ramp_s,
         recovery_s=event.recovery_s,
         emergency=step.emergency,
+        of_event=event.event_id if several else "",
     )

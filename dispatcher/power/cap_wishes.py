@@ -6,7 +6,7 @@ A GPU that must not or cannot be capped counts with what it draws, one whose dra
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import NamedTuple
@@ -49,10 +49,20 @@ class Wish(NamedTuple):  # ten thousand of them at once, so what is made fastest
 
 
 @dataclass(frozen=True, slots=True)
+class Emergency:
+    """An event that is an emergency: what it asks for itself, W as its limit counts them (a standing limit may be lower, and is
+    none of its own), its source and its id."""
+
+    limit_w: float
+    source: str
+    event_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Limit:
     """A limit on a region's draw, W at the meter (inf: none of the site, only its branches'), and whose it is. With ``branch``
     it is that branch's alone, and of what the GPUs there draw: a branch's meter sees no cooling. ``recovery_s`` is how long
-    load takes to come back after it."""
+    load takes to come back after it. ``emergency`` is the emergency that it is of; None: of none."""
 
     key: str
     kind: str
@@ -61,6 +71,7 @@ class Limit:
     reason: str
     branch: str | None = None
     recovery_s: float = 0.0
+    emergency: Emergency | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +115,10 @@ def lease_id(key: str, uuid: str) -> str:
     return f"{key} {uuid}"
 
 
+def _nothing(limit: Limit, danger: Emergency, missing_w: float, margin_w: float) -> float:
+    return 0.0
+
+
 def on_limits(
     view: RegionView,
     nodes: Sequence[NodeLive],
@@ -113,10 +128,14 @@ def on_limits(
     draws: Mapping[str, Draw],
     learned: Learned,
     trust: float = 1.0,
+    served_w: Mapping[str, float] | None = None,
+    serving_gives: Callable[[Limit, Emergency, float, float], float] = _nothing,
 ) -> tuple[list[Wish], list[Trouble]]:
     """Leases that keep each of ``limits`` and the limits of ``branches`` (W at the GPUs), and what they cannot do. ``draws``
     is what each GPU draws uncapped, by uuid; one that is missing there is idle or unknown. ``trust``, 0 to 1: how
-    far what is measured allows to do with a small margin, and to give GPUs on top what they leave undrawn of their limits."""
+    far what is measured allows to do with a small margin, and to give GPUs on top what they leave undrawn of their limits.
+    ``served_w`` is what GPUs of serving that are capped in an emergency would draw, by uuid. ``serving_gives`` tells what caps
+    on such GPUs take off, of what an emergency's limit misses and the part of it that is in the margin, W at the meter."""
     limits = [one for one in limits if math.isfinite(one.limit_w) or any(branches.values())]
     if not limits:
         return [], []
@@ -126,7 +145,9 @@ def on_limits(
     spares = any(gpu.protected for node in nodes for gpu in node.gpus)
     # The work of others is spared by limits that stand, not by events; mostly there is none, and one look serves both.
     kinds = {limit.kind if spares else "" for limit in limits}
-    looks = {kind: _groups(view, nodes, jobs, leaf_of, draws, spare_foreign=kind == "economic") for kind in kinds}
+    looks = {
+        kind: _groups(view, nodes, jobs, leaf_of, draws, served_w or {}, spare_foreign=kind == "economic") for kind in kinds
+    }
     units_of = {kind: _units(look.groups, jobs, learned) for kind, look in looks.items()}
     unknown = max(look.unknown for look in looks.values())
     wishes: list[Wish] = []
@@ -158,6 +179,12 @@ def on_limits(
             found = allocate(replace(units, pause_rank=_pause_ranks(groups, jobs)), tree)
         wishes += _leases(found, groups, limit, jobs, trust)
         spare_w = {name: cap * margin for name, cap in zip((view.name, *names), caps, strict=True)}
+        if limit.emergency is not None:
+            at = 0 if limit.branch is None else leaf_of[limit.branch]
+            own_w = limit.emergency.limit_w * (1.0 if limit.branch is None else view.pue)
+            short_w = sum(short.short_w for short in found.shortfalls if short.name == tree.names[at])
+            missing_w = short_w - _given_w(found, groups, jobs, at or None, view.pue)[0] - max(0.0, own_w - caps[at])
+            spare_w[tree.names[at]] += serving_gives(limit, limit.emergency, missing_w, spare_w[tree.names[at]])
         troubles += _told(found, look, limit, view, leaf_of, jobs, spare_w)
     return wishes, troubles
 
@@ -182,6 +209,7 @@ def _groups(
     jobs: Mapping[str, JobView],
     leaf_of: Mapping[str, int],
     draws: Mapping[str, Draw],
+    served_w: Mapping[str, float],
     *,
     spare_foreign: bool,
 ) -> _Look:
@@ -203,6 +231,8 @@ def _groups(
             as_known[leaf] += blind and draw is not None
             if draw is None or not on_it:
                 drawn_w = known_draw(gpu, node, draw)
+                if gpu.uuid in served_w:
+                    drawn_w = max(drawn_w or 0.0, served_w[gpu.uuid])
                 fixed_w[leaf] += (drawn_w or 0.0) * view.pue
                 unknown += drawn_w is None
                 at_limits[leaf] += blind and draw is None and drawn_w is not None
@@ -219,6 +249,7 @@ def _groups(
             key = (on_it[0] if len(on_it) == 1 else on_it, leaf, why_not, gpu.name)
             if why_not:
                 full_w = _held_w(gpu, node, full_w, leased=not node.connected or keeps_event_caps(gpu, node, jobs))
+                full_w = max(full_w, served_w.get(gpu.uuid, 0.0))
             group = groups.get(key)
             if group is None:
                 groups[key] = Group(on_it, leaf, [gpu], full_w, not why_not, why_not, draw.unused)
@@ -538,6 +569,8 @@ def keeps_event_caps(gpu: GpuLive, node: NodeLive, jobs: Mapping[str, JobView]) 
     which limits the GPU allows, whether its agent can cap. Work that is never to be capped is let go of all the same."""
     if not node.connected:
         return False  # it keeps its leases by itself
+    if gpu.yields:
+        return False  # serving gets its power back first, and at once
     if gpu.jobs is None:
         return True
     if any(job in jobs and not jobs[job].flex.may_be_slowed for job in gpu.jobs):

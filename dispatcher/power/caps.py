@@ -19,6 +19,7 @@ from dispatcher.power.cap_wishes import (
     LEAST_MARGIN,
     OURS,
     Draw,
+    Emergency,
     Limit,
     Trouble,
     Wish,
@@ -29,9 +30,11 @@ from dispatcher.power.cap_wishes import (
     on_limits,
     on_plan,
 )
+from dispatcher.power.emergency import Note, ServedDraws, Steps, Taking
 from dispatcher.power.hub import CapOrder, CapResult, GpuLive, Hub, NodeLive, Release
 from dispatcher.power.lowest import lowest_draws
 from dispatcher.power.tuned_caps import TunedCap, on_tuned
+from dispatcher.store import OWN_SOURCE
 from policies.cap_model import PLANNED_CAPS, Learned, Observation, common_points, usual_draw
 from policies.world import PLACED, Budget, CapPoint, JobState, JobView, RegionView, World
 
@@ -107,14 +110,32 @@ def _recent(told: tuple[tuple[float, float], ...], mono: float) -> tuple[tuple[f
 class CapLoop:
     """See the module. ``power`` is one loop's; everything else is thread-safe."""
 
-    def __init__(self, config: Config, hub: Hub, *, speed: float = 1.0, mono: Callable[[], float] = time.monotonic) -> None:
-        """``speed`` is how many seconds of the control plane's clock pass in one of the wall's: leases count the latter."""
+    def __init__(
+        self,
+        config: Config,
+        hub: Hub,
+        *,
+        speed: float = 1.0,
+        mono: Callable[[], float] = time.monotonic,
+        note: Note = lambda step: None,
+    ) -> None:
+        """``speed`` is how many seconds of the control plane's clock pass in one of the wall's: leases count the latter.
+        ``note`` is told what is taken from serving in an emergency, and given back."""
         self._hub, self._speed, self._mono = hub, speed, mono
         self._branches = {
             region.name: {one.name: one.power_limit_w for one in region.branches if one.power_limit_w > 0}
             for region in config.regions
         }
         self._serving = {region.name: region.serving for region in config.regions if region.serving}
+        gpu_power_w = config.planning.default_gpu_power_w
+        #: The floors, W at the meter, of the serving that is capped in an emergency, by region and name.
+        self._floors_w = {
+            region.name: {one.name: one.always_w(gpu_power_w, region.pue) for one in region.serving if one.allow_emergency}
+            for region in config.regions
+        }
+        self._served, self._steps, self._note = ServedDraws(), Steps(), note
+        self._beside_w: Mapping[str, float] = {}
+        self._served_w: Mapping[str, Mapping[str, float]] = {}
         self.learned = Learned()
         #: The caps that interactive serving of a region is to have, by GPU.
         self.tuned: Callable[[str], Mapping[str, TunedCap]] = lambda region: {}
@@ -162,6 +183,22 @@ class CapLoop:
         if region in self._heard or self._mono() - self._started_mono >= HEAR_S:
             return False
         return self._hub.awaits(region) or any(node.region == region for node in self._hub.nodes())
+
+    def beside_w(self, region: str) -> float:
+        """What GPUs without jobs draw in a region, W at the meter, while the site is in an emergency in which serving may be
+        capped, whose GPUs count without those caps: so that batch gives before it and comes back after it. 0 otherwise."""
+        return self._beside_w.get(region, 0.0)
+
+    def uncapped(self, nodes: Iterable[NodeLive]) -> list[NodeLive]:
+        """Nodes with what their GPUs of serving would draw without the caps of an emergency."""
+        return [self._uncapped(node, self._served_w.get(node.region)) for node in nodes]
+
+    @staticmethod
+    def _uncapped(node: NodeLive, full_w: Mapping[str, float] | None) -> NodeLive:
+        if not full_w or not any(gpu.uuid in full_w for gpu in node.gpus):
+            return node
+        gpus = (replace(g, power_w=max(g.power_w or 0.0, full_w[g.uuid])) if g.uuid in full_w else g for g in node.gpus)
+        return replace(node, gpus=tuple(gpus))
 
     def launched(self, job_id: str, cap: float, now: datetime) -> None:
         """A job is launched to run under this cap (1: none)."""
@@ -217,6 +254,8 @@ class CapLoop:
             wishes: list[Wish] = []
             troubles: list[Trouble] = []
             events: dict[str, list[str]] = {}
+            taking: list[Taking] = []
+            beside_w, served_w = dict[str, float](), dict[str, Mapping[str, float]]()
             self._note_in_force(world, nodes, now)
             for view in world.regions:
                 here = nodes.get(view.name)
@@ -225,13 +264,22 @@ class CapLoop:
                 limits, branches = self._limits(view, world, now), self._branches.get(view.name, {})
                 trust = self._trusted(view, here, limits)
                 events[view.name] = [one.key for one in limits if one.kind == "event"]
+                floors_w = self._floors_w.get(view.name, {})
+                full_w = self._served.look(here) if floors_w else {}
+                takes = Taking(view, here, world, floors_w, full_w, self.learned)
                 try:
-                    made, told = on_limits(view, here, jobs, limits, branches, draws[view.name], self.learned, trust)
-                    wishes += [*made, *on_plan(here, jobs, planned), *as_they_stand(here, jobs, limits, planned)]
+                    around = (branches, draws[view.name], self.learned, trust, full_w, takes.take)
+                    made, told = on_limits(view, here, jobs, limits, *around)
+                    wishes += [*takes.wishes, *made, *on_plan(here, jobs, planned), *as_they_stand(here, jobs, limits, planned)]
                     wishes += on_guards(view, here, jobs, draws[view.name], self.learned)
                     wishes += on_tuned(here, self.tuned(view.name))
                     wishes += self._coming_back(view, here, jobs, world, now)
                     troubles += told
+                    if floors_w:
+                        taking.append(takes)
+                        served_w[view.name] = full_w
+                        in_danger = any(one.emergency is not None and one.branch is None for one in limits)
+                        beside_w[view.name] = takes.beside_w() if in_danger else 0.0
                 except Exception as error:
                     # One region must not cost the others their caps; there, what stands goes on until its own end.
                     log.exception("the caps of %s cannot be worked out", view.name)
@@ -241,8 +289,22 @@ class CapLoop:
             orders, releases = self._differences(wishes, nodes, now, self._lingering(wishes, nodes, jobs, events))
         if orders or releases:
             self._hub.order_caps(orders, releases).add_done_callback(self._answered)
-        self._troubles = (*troubles, *self._not_enforced(nodes))
+        self._beside_w, self._served_w = beside_w, served_w
+        self._tell(taking, events)
+        asked = (Trouble(f"serving {region} {name} emergency", region, told) for region, name, told in self._steps.sentences())
+        self._troubles = (*troubles, *asked, *self._not_enforced(nodes))
         self._note_lowest(nodes, jobs, draws)  # last: the orders do not wait for it
+
+    def _tell(self, taking: Iterable[Taking], events: Mapping[str, Sequence[str]]) -> None:
+        """Have each step noted that serving gives, or gets back."""
+        for takes in taking:
+            region = takes.view.name
+            for step in self._steps.note(takes, events.get(region, ())):
+                log.info("%s: %s", region, step.sentence)
+                try:
+                    self._note(step)
+                except Exception:  # caps must not wait for a history that cannot be written
+                    log.exception("the history of serving %s", step.serving)
 
     def _note_lowest(
         self, nodes: Mapping[str, list[NodeLive]], jobs: Mapping[str, JobView], draws: Mapping[str, Mapping[str, Draw]]
@@ -307,7 +369,9 @@ class CapLoop:
         for budget in (*world.budgets, *world.branch_budgets):
             if budget.region == view.name and self._has_begun(budget) and not budget.is_over(now):
                 limit_w = budget.limit_w if budget.branch is not None else min(budget.limit_w, standing_w)
-                last = (budget.end, budget.why, budget.branch, budget.recovery_s or 0.0)
+                event = (budget.source or OWN_SOURCE, budget.of_event or budget.event_id)
+                danger = Emergency(budget.limit_w, *event) if budget.emergency else None
+                last = (budget.end, budget.why, budget.branch, budget.recovery_s or 0.0, danger)
                 limits.append(Limit(_key(budget), "event", limit_w, *last))
         return limits
 
@@ -369,8 +433,9 @@ class CapLoop:
             return node
         marked = []
         for gpu in node.gpus:
-            named = (one.name for one in there if (gpu.uuid in one.gpu_uuids if one.gpu_uuids else bool(gpu.protected)))
-            marked.append(replace(gpu, serving=next(named, "")))
+            named = (one for one in there if (gpu.uuid in one.gpu_uuids if one.gpu_uuids else bool(gpu.protected)))
+            has = next(named, None)
+            marked.append(gpu if has is None else replace(gpu, serving=has.name, yields=has.allow_emergency))
         return replace(node, gpus=tuple(marked))
 
     def _forget_gpus(self, nodes: Mapping[str, list[NodeLive]]) -> None:
@@ -378,6 +443,7 @@ class CapLoop:
         there = {(node.region, gpu.uuid) for some in nodes.values() for node in some for gpu in node.gpus}
         for place in self._draws.keys() - there:
             del self._draws[place]
+        self._served.forget(nodes)
         for table in (self._unseen, self._first_told, self._idle):
             for place in table.keys() - there:
                 del table[place]
@@ -544,7 +610,7 @@ class CapLoop:
         for region, keys in events.items():
             for node in nodes.get(region, ()) if keys else ():
                 for gpu in node.gpus:
-                    if not gpu.jobs or any(job in jobs and not jobs[job].flex.may_be_slowed for job in gpu.jobs):
+                    if not gpu.jobs or gpu.yields or any(job in jobs and not jobs[job].flex.may_be_slowed for job in gpu.jobs):
                         continue
                     for place in [(node.node_id, lease_id(key, gpu.uuid)) for key in keys]:
                         if place not in there:

@@ -101,8 +101,10 @@ class GpuLive:
     mig: bool
     #: Why it is not to be capped for economy, as its agent says: work of no job of ours is on it; empty when nothing is said.
     protected: str = ""
-    #: Which interactive serving has it, so that no limit of ours is ever set on it; told by the power loop, empty: none.
+    #: Which interactive serving has it, so that no limit of ours is set on it; told by the power loop, empty: none.
     serving: str = ""
+    #: Whether a limit is set on it all the same in an emergency that batch cannot meet; told by the power loop too.
+    yields: bool = False
 
 
 #: Of a GPU whose node is silent, and of one whose limit nobody has touched.
