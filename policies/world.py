@@ -229,8 +229,8 @@ class RegionView:
     what of that never ends. ``unheard`` is
     True for some seconds after a start, until the agents there have told what they hold: caps of limits stand there meanwhile.
     ``branches`` are all that are known while one of them has a limit, now or soon; else there are none. ``guards`` are of the
-    interactive serving there that batch has to step aside for. ``beside_w`` is what GPUs without jobs draw, W at the meter,
-    while the site is in an emergency in which serving may be capped: batch gives first and comes back last. Else it is 0.
+    interactive serving there that batch has to step aside for. ``beside_w`` is what is drawn besides what is expected of jobs,
+    W at the meter, while the site is in an emergency in which serving may be capped (batch comes first, and back last); else 0.
     """
 
     name: str

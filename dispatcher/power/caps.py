@@ -135,6 +135,9 @@ class CapLoop:
         }
         self._served, self._steps, self._note = ServedDraws(), Steps(), note
         self._beside_w: Mapping[str, float] = {}
+        #: By how much more than expected batch draws, W at the meter, as an emergency has shown, and since when (mono s) it is
+        #: known or nothing is missing, by region.
+        self._understated: dict[str, tuple[float, float]] = {}
         self._served_w: Mapping[str, Mapping[str, float]] = {}
         self.learned = Learned()
         #: The caps that interactive serving of a region is to have, by GPU.
@@ -185,8 +188,9 @@ class CapLoop:
         return self._hub.awaits(region) or any(node.region == region for node in self._hub.nodes())
 
     def beside_w(self, region: str) -> float:
-        """What GPUs without jobs draw in a region, W at the meter, while the site is in an emergency in which serving may be
-        capped, whose GPUs count without those caps: so that batch gives before it and comes back after it. 0 otherwise."""
+        """What GPUs without jobs draw in a region, and jobs beyond what is expected of them, W at the meter, while the site is
+        in an emergency in which serving may be capped, whose GPUs count without those caps: so that batch gives before it and
+        comes back after it. 0 otherwise."""
         return self._beside_w.get(region, 0.0)
 
     def uncapped(self, nodes: Iterable[NodeLive]) -> list[NodeLive]:
@@ -279,7 +283,10 @@ class CapLoop:
                         taking.append(takes)
                         served_w[view.name] = full_w
                         in_danger = any(one.emergency is not None and one.branch is None for one in limits)
-                        beside_w[view.name] = takes.beside_w() if in_danger else 0.0
+                        if in_danger:
+                            beside_w[view.name] = takes.beside_w() + self._understated_w(takes)
+                        else:
+                            self._understated.pop(view.name, None)
                 except Exception as error:
                     # One region must not cost the others their caps; there, what stands goes on until its own end.
                     log.exception("the caps of %s cannot be worked out", view.name)
@@ -294,6 +301,19 @@ class CapLoop:
         asked = (Trouble(f"serving {region} {name} emergency", region, told) for region, name, told in self._steps.sentences())
         self._troubles = (*troubles, *asked, *self._not_enforced(nodes))
         self._note_lowest(nodes, jobs, draws)  # last: the orders do not wait for it
+
+    def _understated_w(self, takes: Taking) -> float:
+        """By how much batch at its least draws more than it is expected to, W at the meter: what has long been missing though
+        jobs could give, which are asked by what their owners state. It stands while the emergency lasts: those that have given
+        for it must not come back by what they state either."""
+        mono, region = self._mono(), takes.view.name
+        known_w, since = self._understated.get(region, (0.0, mono))
+        if takes.unmet_w > 0 and mono - since >= RETRY_S:
+            known_w, since = known_w + max(takes.unmet_w, known_w), mono  # until somebody is asked
+        elif takes.unmet_w <= 0:
+            since = mono
+        self._understated[region] = (known_w, since)
+        return known_w
 
     def _tell(self, taking: Iterable[Taking], events: Mapping[str, Sequence[str]]) -> None:
         """Have each step noted that serving gives, or gets back."""

@@ -97,7 +97,8 @@ def _could_give(job: JobView, world: World) -> bool:
 class Taking:
     """What one round takes from the serving of one region. ``floors_w`` has the floor of each that allows it, W at the meter;
     ``served_w`` is what their GPUs that have a lease would draw without it. ``told`` and ``silent`` are by serving and
-    limit: what is asked, and where caps stand on nodes that do not answer."""
+    limit: what is asked, and where caps stand on nodes that do not answer. ``unmet_w`` is what is missing at the site
+    while jobs could still give, W at the meter."""
 
     view: RegionView
     nodes: Sequence[NodeLive]
@@ -108,6 +109,7 @@ class Taking:
     wishes: list[Wish] = field(default_factory=list)
     told: dict[tuple[str, str], _Given] = field(default_factory=dict)
     silent: set[tuple[str, str]] = field(default_factory=set)
+    unmet_w: float = 0.0
 
     def take(self, limit: Limit, danger: Emergency, missing_w: float, margin_w: float) -> float:
         """Caps for what a limit misses with batch at its least, W at the meter; returns what they take off. ``margin_w`` is the
@@ -124,7 +126,10 @@ class Taking:
                 self._wish(by_uuid[lease.uuid], limit, lease.limit_w, lease.reason)
             return 0.0
         need_w = missing_w - (0.0 if ours else margin_w)
-        if not gpus or need_w <= 0 or could_give(self.view, self.world, self._on(limit)):
+        if not gpus or need_w <= 0:
+            return 0.0
+        if could_give(self.view, self.world, self._on(limit)):
+            self.unmet_w = max(self.unmet_w, need_w if limit.branch is None else 0.0)
             return 0.0
         full_w = {gpu.uuid: self._full_w(gpu) for gpu in gpus}
         caps_w = even_caps(gpus, self._least(gpus, full_w), full_w, sum(full_w.values()) - missing_w / self.view.pue)

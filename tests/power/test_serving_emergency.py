@@ -192,6 +192,24 @@ def test_not_while_a_job_could_still_pause_is_pausing_or_is_about_to_run() -> No
     assert max(hall.served()) < 600.0
 
 
+def test_jobs_that_draw_more_than_they_state_are_asked_for_it_first() -> None:
+    hall = Hall()
+    hall.job("j1", pausable=Pausable.CHECKPOINT, power_w=100.0)
+    hall.emergency(2250.0)
+    hall.seconds(2)  # 1,500 W of serving, 437.5 W of j0, and 125 W by what j1 states
+    assert hall.decided() == []
+    hall.seconds(12)
+    assert [one.job_id for one in hall.decided() if isinstance(one, AskCheckpoint)] == ["j1"] and hall.writes() == 0
+    hall.set("j1", state=JobState.PAUSED, run_now=True)
+    hall.node.jobs[3] = []
+    hall.seconds(60)
+    assert hall.writes() == 0 and hall.drawn_w() <= 2250.0, "that was enough"
+    assert not any(isinstance(one, Launch) for one in hall.decided()), "nor does it come back by what it states"
+    hall.s = 599.0
+    hall.seconds(3)
+    assert hall.loop.beside_w("north") == 0.0 and any(isinstance(one, Launch) for one in hall.decided())
+
+
 def test_jobs_elsewhere_need_not_have_paused_for_a_branch() -> None:
     hall = Hall(branch="rack-1")
     hall.job("far", pausable=Pausable.CHECKPOINT)
