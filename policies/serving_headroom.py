@@ -195,11 +195,16 @@ def _kept(declared: Declared, demand: float | None, recent: Recent | None) -> tu
 def kept_free(world: World, until: datetime) -> tuple[KeptFree, ...]:
     """What a plan leaves free before ``until`` and why, by region and start."""
     return tuple(
-        KeptFree(view.name, one.start, one.end, one.gpus, one.power_w, sentence_of(view, one, world.now, until))
+        told_of(view, one, world.now, until)
         for view in world.regions
         for one in sorted(view.reserved, key=lambda one: one.start)
         if one.start < until and one.end > world.now
     )
+
+
+def told_of(view: RegionView, one: Reserved, now: datetime | None = None, until: datetime | None = None) -> KeptFree:
+    """What is kept free of a region, with its sentence (``sentence_of``)."""
+    return KeptFree(view.name, one.start, one.end, one.gpus, one.power_w, sentence_of(view, one, now, until))
 
 
 def sentence_of(view: RegionView, one: Reserved, now: datetime | None = None, until: datetime | None = None) -> str:

@@ -14,8 +14,8 @@ from dispatcher.api.views import kept_json, time_of
 from dispatcher.errors import BadInput
 from dispatcher.serving.report import ServingReport, make_report
 from dispatcher.serving.watch import ServingStatus, source_of
-from policies.serving_headroom import sentence_of
-from policies.world import KeptFree, RegionView
+from policies.serving_headroom import told_of
+from policies.world import RegionView
 
 #: A report without a start looks back so far; the longest looks back a year and a day.
 USUAL, LONGEST = timedelta(days=7), timedelta(days=366)
@@ -113,7 +113,4 @@ def _json(one: ServingStatus, view: RegionView | None) -> dict[str, Any]:
 def _kept(one: ServingStatus, view: RegionView) -> list[dict[str, Any]]:
     """What batch leaves free for it from now on, the next of it."""
     mine = sorted((kept for kept in view.reserved if kept.whom == f"serving {one.name}"), key=lambda kept: kept.start)
-    return [
-        kept_json(KeptFree(view.name, kept.start, kept.end, kept.gpus, kept.power_w, sentence_of(view, kept)))
-        for kept in mine[:MOST_KEPT]
-    ]
+    return [kept_json(told_of(view, kept)) for kept in mine[:MOST_KEPT]]

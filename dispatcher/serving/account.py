@@ -108,9 +108,9 @@ class ServingAccount:
         if not offered:
             return
         self._store.keep_serving(offered).result()
+        written = {quarter.part: quarter for quarter in offered}
         with self._lock:
             for one in self._served.values():
-                written = {quarter.part: quarter for quarter in offered}
                 one.unwritten = {part: quarter for part, quarter in one.unwritten.items() if written.get(part) is not quarter}
 
     def close(self) -> None:
@@ -137,9 +137,9 @@ class ServingAccount:
         objectives = list(quarter.objectives)
         was = objectives[number]
         if beside:
-            objectives[number] = replace(was, beside=_sum(was.beside, more))
+            objectives[number] = replace(was, beside=was.beside + more)
         else:
-            objectives[number] = replace(was, alone=_sum(was.alone, more))
+            objectives[number] = replace(was, alone=was.alone + more)
         self._put(one, replace(quarter, objectives=tuple(objectives)))
 
     def _pass(self, one: _Served, last: _Look, seconds: float) -> None:
@@ -193,7 +193,3 @@ class ServingAccount:
 def _gave(then: JobView, job: JobView | None) -> bool:
     """Whether a job that ran has left, stands frozen, or runs under a lower cap."""
     return job is None or job.frozen_at is not None or job.cap < then.cap
-
-
-def _sum(a: Judged, b: Judged) -> Judged:
-    return Judged(a.total + b.total, a.bad + b.bad, a.known_s + b.known_s, a.unknown_s + b.unknown_s)

@@ -78,7 +78,7 @@ def make_report(region: str, name: str, start: datetime, end: datetime, quarters
             at = seen[counts.name, counts.share]
             seen[counts.name, counts.share] += 1
             pair = sums.setdefault((counts.name, counts.share, at), [Judged(), Judged()])
-            pair[:] = [_add(pair[0], counts.alone), _add(pair[1], counts.beside)]
+            pair[:] = [pair[0] + counts.alone, pair[1] + counts.beside]
     objectives = tuple(
         ObjectiveReport(slo, promised, _attained(alone, promised), _attained(beside, promised))
         for (slo, promised, _), (alone, beside) in sums.items()
@@ -143,7 +143,3 @@ def _trough_gpu_s(quarters: Iterable[ServingQuarter]) -> float | None:
         return None
     mean = sum(total for total, _, _ in known) / sum(known_s for _, known_s, _ in known)
     return sum(gpu_s for total, known_s, gpu_s in known if total / known_s < mean)
-
-
-def _add(a: Judged, b: Judged) -> Judged:
-    return Judged(a.total + b.total, a.bad + b.bad, a.known_s + b.known_s, a.unknown_s + b.unknown_s)

@@ -257,6 +257,12 @@ class Judged:
     known_s: float = 0.0
     unknown_s: float = 0.0
 
+    def __add__(self, more: "Judged") -> "Judged":
+        """Both together."""
+        return Judged(
+            self.total + more.total, self.bad + more.bad, self.known_s + more.known_s, self.unknown_s + more.unknown_s
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class ObjectiveCounts:

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,37 @@ def ray_clusters(base: Path, *names: str, num_gpus: int = 2) -> Iterator[dict[st
     finally:
         for ray in rays.values():
             ray.stop()
+
+
+@contextlib.contextmanager
+def answering(argv: Sequence[str], url: str, what: str, log: Path | None = None) -> Iterator[None]:
+    """A server in a process of its own, once ``url`` answers; ended afterwards. What it says goes to ``log``, if any."""
+    with contextlib.ExitStack() as stack:
+        out = stack.enter_context(log.open("wb")) if log is not None else None
+        process = subprocess.Popen(argv, env=clean_env(), stdout=out, stderr=out)
+
+        def answers() -> bool:
+            assert process.poll() is None, f"{what} ended" + (f": {log.read_text()[-2000:]}" if log is not None else "")
+            with contextlib.suppress(requests.RequestException):
+                return requests.get(url, timeout=5).ok
+            return False
+
+        try:
+            wait_until(answers, 30, what)
+            yield
+        finally:
+            process.terminate()
+            process.wait(20)
+
+
+@contextlib.contextmanager
+def chat_server(beside: Path) -> Iterator[str]:
+    """The address of a server that is slow while ``beside`` grows (chat_server.py)."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    argv = [sys.executable, str(Path(__file__).with_name("chat_server.py")), str(port), str(beside)]
+    with answering(argv, f"{url}/metrics", "the server"):
+        yield url
 
 
 class Plane:

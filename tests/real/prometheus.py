@@ -2,14 +2,11 @@
 
 import contextlib
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import requests
-
-from tests.helpers import free_port, wait_until
-from tests.real.harness import clean_env
+from tests.helpers import free_port
+from tests.real.harness import answering
 
 CONFIG = """
 global:
@@ -34,21 +31,7 @@ def prometheus(folder: Path, targets: Path, every: str = "1s") -> Iterator[str]:
     (folder / "prometheus.yml").write_text(CONFIG.format(every=every, targets=targets), encoding="utf-8")
     port = free_port()
     options = [f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}"]
-    with (folder / "prometheus.log").open("wb") as log:
-        process = subprocess.Popen(
-            [binary, *options, f"--web.listen-address=127.0.0.1:{port}"], env=clean_env(), stdout=log, stderr=log
-        )
     address = f"http://127.0.0.1:{port}"
-
-    def ready() -> bool:
-        assert process.poll() is None, (folder / "prometheus.log").read_text()[-2000:]
-        with contextlib.suppress(requests.RequestException):
-            return requests.get(f"{address}/-/ready", timeout=2).ok
-        return False
-
-    try:
-        wait_until(ready, 30, "Prometheus")
+    argv = [binary, *options, f"--web.listen-address=127.0.0.1:{port}"]
+    with answering(argv, f"{address}/-/ready", "Prometheus", folder / "prometheus.log"):
         yield address
-    finally:
-        process.terminate()
-        process.wait(20)

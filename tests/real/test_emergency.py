@@ -4,12 +4,8 @@ signed webhook: what the driver of ours itself has counted of writes to the serv
 Only what users have is used: `gridshift serve`, `gridshift agent`, `ray job submit`, the webhook. The server is no job of ours.
 """
 
-import contextlib
 import json
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,8 +18,8 @@ from standardwebhooks import Webhook
 from dispatcher.local_ray import LocalRay
 from dispatcher.simgpu import SimGpus, environment
 from dispatcher.simgpu.state import SimGpu
-from tests.helpers import free_port, wait_until
-from tests.real.harness import Plane, clean_env, region
+from tests.helpers import wait_until
+from tests.real.harness import Plane, chat_server, region
 from tests.real.power_watch import DriverWatch
 from tests.real.test_power import Service, alarms, fleet_gpus, submit
 from tests.simgpu.simulated import working
@@ -113,27 +109,6 @@ class Hall:
         return region("north", ray.address, 50.0, gpus=3, pue=1.0) + "[[region.serving]]" + serving[1] + serving[0]
 
 
-@contextlib.contextmanager
-def chat(folder: Path) -> Iterator[str]:
-    """The address of the server's metrics."""
-    port = free_port()
-    argv = [sys.executable, str(Path(__file__).with_name("chat_server.py")), str(port), str(folder / "nobody")]
-    process = subprocess.Popen(argv, env=clean_env())
-    url = f"http://127.0.0.1:{port}"
-
-    def answers() -> bool:
-        with contextlib.suppress(requests.RequestException):
-            return requests.get(f"{url}/metrics", timeout=5).ok
-        return False
-
-    try:
-        wait_until(answers, 20, "the server")
-        yield url
-    finally:
-        process.terminate()
-        process.wait(10)
-
-
 def test_only_an_emergency_that_batch_cannot_meet_touches_serving_that_allows_it(short_tmp: Path) -> None:
     gpus = SimGpus.create(short_tmp / "simgpu", 4)
     for gpu, saved_w in zip(gpus, SAVED_W, strict=True):
@@ -144,7 +119,7 @@ def test_only_an_emergency_that_batch_cannot_meet_touches_serving_that_allows_it
     drivers = DriverWatch(gpus)
     with (
         LocalRay("north", base_dir=short_tmp / "ray", num_cpus=4, env=env) as ray,
-        chat(short_tmp) as url,
+        chat_server(short_tmp / "nobody") as url,
         working(gpus, visible="0") as server,
         drivers,
     ):

@@ -5,8 +5,6 @@ Server, Ray cluster and control plane are processes of their own.
 
 import json
 import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -20,8 +18,8 @@ from dispatcher.store.engine import database, make_engine
 from dispatcher.store.migrate import upgrade
 from signals.points import Kind, Quality, SignalPoint
 from signals.store import SignalStore
-from tests.helpers import free_port, wait_until
-from tests.real.harness import Plane, clean_env, ray_clusters, region
+from tests.helpers import wait_until
+from tests.real.harness import Plane, chat_server, ray_clusters, region
 
 pytestmark = pytest.mark.real
 
@@ -42,32 +40,21 @@ histogram = "chat_request_seconds"
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[str]:
     """The server's address; somebody asks it for something all the time."""
-    port = free_port()
-    argv = [sys.executable, str(Path(__file__).with_name("chat_server.py")), str(port), str(tmp_path / "output.txt")]
-    process = subprocess.Popen(argv, env=clean_env())
-    url, done = f"http://127.0.0.1:{port}", threading.Event()
+    done = threading.Event()
+    with chat_server(tmp_path / "output.txt") as url:
 
-    def users() -> None:
-        with requests.Session() as session:
-            while not done.wait(0.02):
-                session.get(f"{url}/", timeout=10)
+        def users() -> None:
+            with requests.Session() as session:
+                while not done.wait(0.02):
+                    session.get(f"{url}/", timeout=10)
 
-    def answers() -> bool:
-        try:
-            return requests.get(f"{url}/metrics", timeout=5).ok
-        except requests.RequestException:
-            return False
-
-    wait_until(answers, 20, "the server")
-    asking = [threading.Thread(target=users, daemon=True) for _ in range(4)]
-    for one in asking:
-        one.start()
-    yield url
-    done.set()
-    for one in asking:
-        one.join(15)
-    process.terminate()
-    process.wait(10)
+        asking = [threading.Thread(target=users, daemon=True) for _ in range(4)]
+        for one in asking:
+            one.start()
+        yield url
+        done.set()
+        for one in asking:
+            one.join(15)
 
 
 def test_a_job_steps_aside_for_a_server_that_it_slows_down_and_comes_back(tmp_path: Path, short_tmp: Path, server: str) -> None:
